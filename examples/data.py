@@ -1,8 +1,7 @@
 """Prepares a text without training: `python -m examples.data --help`.
 
-This is for FineWeb before many processes need it, or where only one machine has a network; and with
---verify, to check a text that was copied. `python -m examples.data prepare --help` tokenizes many
-files in many processes.
+This is for FineWeb before many processes need it, or where only one machine has a network.
+`python -m examples.data prepare --help` tokenizes many files in many processes.
 """
 
 import sys

@@ -12,7 +12,7 @@ import pytest
 
 from examples import data
 from examples.trainer.data import token_folder, tokenize_files, tokenizer
-from examples.trainer.data.hub import is_held_out
+from examples.trainer.data.corpus import split_by
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
@@ -55,7 +55,7 @@ def test_all_documents_are_there_once_whatever_the_workers(files):
     found = opened(files)
     texts = [text for number in range(3) for text in sentences(number)]
     for tokens, held_out in ((found.train, False), (found.val, True)):
-        own = [text for text in texts if is_held_out(text, 0.2) == held_out]
+        own = [text for text in texts if (split_by(0.2)(text) == "val") == held_out]
         decoded = found.tokenizer.decode(tokens.ids[:].tolist(), skip_special_tokens=False)
         assert sorted(decoded.split(tokenizer.END)[1:]) == sorted(own)
         assert tokens.meta.bytes == sum(map(len, own))
@@ -65,24 +65,47 @@ def test_all_documents_are_there_once_whatever_the_workers(files):
     np.testing.assert_array_equal(one.train.ids[:], found.train.ids[:])
 
 
-def test_parts_are_prepared_apart_and_the_last_one_names_all(files, capsys):
-    for number in (2, 3):
-        assert prepared(files, "--part", f"{number}/3") == 0
-        assert "are left to other parts" in capsys.readouterr().out
+def test_a_part_that_was_stopped_is_not_read_as_whole(files, monkeypatch):
+    """A source that was touched is tokenized again; a kill leaves the beginning of its part."""
+    assert prepared(files) == 0
+    whole = opened(files).train.meta.tokens
+    (files / "1.jsonl").touch()
+    out = files.parent / "out"
+    [part] = out.glob("parts/1-*")
+    index = json.loads((part / "index.json").read_text())
+    index["index"]["complete"] = False
+    (part / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match=r"parts/1-\S+ is not complete: prepare it to its end"):
+        opened(files)
+    monkeypatch.setattr(tokenize_files, "in_processes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokenize_files.prepare_files(asked(files), quiet)
     with pytest.raises(UserError, match=r"no parts\.json"):
         opened(files)
-    assert prepared(files, "--part", "1/3") == 0
-    assert "complete" in capsys.readouterr().out
-    assert prepared(files, out="one") == 0
-    assert opened(files).key == opened(files, "one").key
+    monkeypatch.undo()
+    assert prepared(files) == 0 and opened(files).train.meta.tokens == whole
+
+
+def asked(files, val_fraction=0.2):
+    words = str(files.parent / "tokenizer.json")
+    out = files.parent / "out"
+    return tokenize_files.Preparation(out, (str(files),), words, val_fraction=val_fraction)
+
+
+def interrupted(*given):
+    raise KeyboardInterrupt
+
+
+def test_names_that_are_no_utf8_and_dots_are_parts(files):
+    os.rename(files / "0.jsonl", os.fsencode(files) + b"/\xff.jsonl")
+    (files / "1.jsonl").rename(files / "...jsonl")
+    assert prepared(files) == 0
+    assert opened(files).train.meta.tokens > 0
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--part", "0/3"], "--part 0/3"),
-        (["--part", "4/3"], "--part 4/3"),
-        (["--part", "x"], "--part x"),
         (["--workers", "0"], "--workers is 0"),
         (["--text-field", "body"], "has no field 'body'"),
     ],
@@ -121,9 +144,6 @@ def test_a_file_is_tokenized_again_only_if_it_or_the_split_has_changed(files, ca
 
 
 def test_a_file_is_not_held_in_memory(files, monkeypatch):
-    asked = tokenize_files.Preparation(
-        files.parent / "out", (str(files),), str(files.parent / "tokenizer.json"), val_fraction=0.3
-    )
     assert prepared(files) == 0  # so that the folder has the tokenizer, and parts of another split
     flush, waiting = token_folder.Writer.flush, []
 
@@ -133,19 +153,30 @@ def test_a_file_is_not_held_in_memory(files, monkeypatch):
 
     monkeypatch.setattr(token_folder.Writer, "flush", count)
     monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
-    for name, path in tokenize_files.named(asked.paths).items():
-        tokenize_files.tokenize(asked, name, path)
+    for name, path in tokenize_files.named((str(files),)).items():
+        tokenize_files.tokenize(asked(files, 0.3), name, path)
     assert len(waiting) > 6 and max(waiting) < 700
 
 
 def test_names_of_parts_stay_inside(files):
     assert prepared(files) == 0
     path = files.parent / "out" / token_folder.PARTS
-    path.write_text(json.dumps(["../../elsewhere"]))
-    with pytest.raises(UserError, match=r"out/parts/elsewhere/index\.json.*there is none"):
-        opened(files)
-    path.write_text('{"a": 1}')
-    with pytest.raises(UserError, match="names no parts"):
+    [one, *_] = json.loads(path.read_text())
+    for names, said in [
+        (["../../elsewhere"], "names no parts"),
+        (["."], "names no parts"),
+        (["a\0b"], "names no parts"),
+        (["\ud800"], "names no parts"),
+        ({"a": 1}, "names no parts"),
+        ([one, one], "names a part twice"),
+        (["elsewhere"], r"parts/elsewhere/index\.json.*there is none"),
+    ]:
+        path.write_text(json.dumps(names))
+        with pytest.raises(UserError, match=said):
+            opened(files)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="is no regular file"):
         opened(files)
 
 
@@ -157,12 +188,6 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
         assert prepared(files, *given, fraction, out=split) == 2
         said = capsys.readouterr()
         assert "complete" not in said.out and f"is {split} text" in said.err
-        names = [each.name for each in (files.parent / split / "parts").iterdir()]
-        (files.parent / split / token_folder.PARTS).write_text(
-            json.dumps(names)
-        )  # by an older version
-        with pytest.raises(UserError, match=f"{split} has no {split} text"):
-            opened(files, split)
 
 
 # Workers

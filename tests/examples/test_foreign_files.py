@@ -6,9 +6,9 @@ import shutil
 
 import pytest
 
-from examples import export, generate, perplexity
+from examples import export, generate
 from examples.train import main
-from examples.trainer.data import hub
+from examples.trainer.data import fineweb
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.runs import checkpoint, integrity
@@ -29,7 +29,7 @@ def copy(trained_run, tmp_path):
 
 def said(capsys, *command):
     """What is said of a folder that is refused."""
-    run = {"resume": main, "sample": generate.main, "measure": perplexity.main}[command[0]]
+    run = {"resume": main, "sample": generate.main}[command[0]]
     arguments = ["--resume", *command[1:]] if command[0] == "resume" else [*command[1:]]
     assert run(list(map(str, arguments))) == 2
     shown = capsys.readouterr().err
@@ -62,7 +62,7 @@ def test_a_changed_tokenizer_is_refused_by_all(copy, text, capsys):
     one, other = list(words)[-2:]
     words[one], words[other] = words[other], words[one]
     path.write_text(json.dumps(content))
-    for command in (("resume", copy), ("sample", copy), ("measure", copy, "--texts", text)):
+    for command in (("resume", copy), ("sample", copy)):
         assert "tokenizer_sha256 was" in said(capsys, *command)
 
 
@@ -71,7 +71,7 @@ def test_a_changed_configuration_is_refused_by_all(copy, text, capsys):
     content = json.loads(path.read_text())
     content["config"]["model"]["n_head"] = 1
     path.write_text(json.dumps(content))
-    for command in (("resume", copy), ("sample", copy), ("measure", copy, "--texts", text)):
+    for command in (("resume", copy), ("sample", copy)):
         assert "model.n_head was 2, and is 1" in said(capsys, *command)
 
 
@@ -106,7 +106,6 @@ def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
         main: [["--resume", copy], ["--resume", copy, "--steps", "99"],
                ["--from-run", copy, "--name", "y"], ["--from-run", f"{copy}:8", "--name", "y"]],
         generate.main: [[copy], [copy, "--checkpoint-dir", "gs://foreign/y"]],
-        perplexity.main: [[copy, "--texts", text]],
         exported: [[copy]],
     }  # fmt: skip
     for command, all_argv in commands.items():
@@ -124,10 +123,9 @@ def test_no_file_names_a_bucket(copy, text, tmp_path, capsys, monkeypatch):
 
 def test_a_resume_asks_the_hub_for_no_dataset(copy, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(hub, "open_stream", lambda source: pytest.fail("was asked"))
-    for name, mixture in (("who/knows", ()), ("", ("hub:who/knows=1",))):
-        changed(copy, "data", paths=(), hub=name, mixture=mixture)
-        assert "A resume does not ask the hub" in said(capsys, "resume", copy)
+    monkeypatch.setattr(fineweb, "open_stream", lambda: pytest.fail("was asked"))
+    changed(copy, "data", paths=(), source="fineweb", tokenizer=str(copy / "tokenizer.json"))
+    assert "A resume does not ask the hub" in said(capsys, "resume", copy)
 
 
 # Links, pipes and devices

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from examples.trainer.models import attention, language_model
+from examples.trainer.models import language_model
 from examples.trainer.models.attention import empty_kv_cache
 from examples.trainer.models.language_model import MLP
 from examples.trainer.models.layers import ONE_DEVICE
@@ -22,9 +22,7 @@ from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.step import make_forward, make_init_params
 from tests.support.model_trees import leaves, stacked
-from tests.support.trainer import (
-    CUBE,
-)
+from tests.support.trainer import CUBE
 
 GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
 
@@ -92,25 +90,6 @@ def test_no_position_sees_a_later_one(family, scan):
     before, after = apply(params, TOKENS), apply(params, changed)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert np.abs(before[:, 7:] - after[:, 7:]).max(axis=(0, 2)).min() > 1e-6
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("group", [1, 2])
-def test_a_product_rotates_as_halves_do_and_so_does_its_gradient(dtype, group):
-    """On TPUs. Each sum has one term: only the order of a rounding may differ, in the last bit."""
-    x, g = jax.random.normal(jax.random.key(0), (2, 2, 5, 4, 8), dtype)
-    turns = attention.rotation_angles(jnp.arange(5), 8, 1e4)
-    found, expected = (
-        jax.vjp(rotation, x)
-        for rotation in (
-            lambda x: attention.rotate_by_product(x, turns, group),
-            lambda x: attention.rotate(x, turns),
-        )
-    )
-    for one, other in ((found[0], expected[0]), (found[1](g)[0], expected[1](g)[0])):
-        assert one.dtype == other.dtype == dtype
-        tolerance = float(jnp.finfo(dtype).eps)
-        np.testing.assert_allclose(*(np.float64(y) for y in (one, other)), tolerance, tolerance)
 
 
 def test_swiglu_in_gpt():

@@ -5,7 +5,6 @@ import unittest.mock
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -14,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from examples.compiled_programs import collectives, counts, hlo
 from examples.trainer.data.loader import Loader
 from examples.trainer.data.placement import place_batch
-from examples.trainer.models.layers import Layout, look_up, product
 from examples.trainer.runs import processes
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
@@ -258,61 +256,3 @@ def test_a_run_connects_its_mesh_before_it_makes_arrays(tmp_path, text, capsys):
 
 
 MESH = "data=2,fsdp=4"
-
-
-def of_rounded_replicas(gradient):
-    """What replicas of 4 rows each give: their sums, rounded, then added and rounded."""
-    halves = [gradient(slice(0, 4)), gradient(slice(4, 8))]
-    first, second = (half.astype(ml_dtypes.bfloat16).astype(np.float64) for half in halves)
-    return (first + second).astype(ml_dtypes.bfloat16).astype(np.float64)
-
-
-def whole_numbers(*shape):
-    """So that sums within a replica are exact, and most are no bfloat16."""
-    return np.random.default_rng(0).integers(-40, 40, shape).astype(np.float64)
-
-
-def test_replicas_round_once_what_their_devices_have_added():
-    layout = Layout(sharding.make_mesh(MESH, jax.devices()), "bfloat16")
-    x, dy = whole_numbers(8, 3, 16), whole_numbers(8, 3, 24)[..., ::-1]
-    kernel = jnp.zeros((16, 24))
-
-    def found(layout):
-        def weighted(kernel):
-            return jnp.sum(product(jnp.float32(x), kernel, ("embed", "mlp"), layout) * dy)
-
-        return np.asarray(jax.jit(jax.grad(weighted))(kernel), np.float64)
-
-    expected = of_rounded_replicas(lambda rows: np.einsum("bti,bto->io", x[rows], dy[rows]))
-    np.testing.assert_array_equal(found(layout), expected)
-    exact = np.einsum("bti,bto->io", x, dy)
-    assert (expected != exact).mean() > 0.5
-    alone = sharding.make_mesh("fsdp=8", jax.devices())
-    for other in (Layout(layout.mesh), Layout(alone, "bfloat16")):  # nothing to round
-        np.testing.assert_array_equal(found(other), exact)
-
-
-def test_gradients_of_an_embedding_are_added_likewise():
-    layout = Layout(sharding.make_mesh("data=2,fsdp=2,tensor=2", jax.devices()), "bfloat16")
-    ids = np.random.default_rng(1).integers(0, 6, (8, 30))
-    dy = whole_numbers(8, 30, 16)
-
-    def weighted(table):
-        return jnp.sum(look_up(table, jnp.asarray(ids), jnp.float32, layout) * dy)
-
-    def gradient(rows):
-        summed = np.zeros((6, 16))
-        np.add.at(summed, ids[rows], dy[rows])
-        return summed
-
-    found = jax.jit(jax.grad(weighted))(jnp.zeros((6, 16)))
-    np.testing.assert_array_equal(np.asarray(found, np.float64), of_rounded_replicas(gradient))
-
-
-def test_losses_of_rounded_replicas_are_those_of_float32_sums(text):
-    plain, rounded = (
-        first_losses(assemble_toy(text, MESH, optimizer=ADAMW_RULE, replica_sum_dtype=dtype))
-        for dtype in ("float32", "bfloat16")
-    )
-    # 8 bits of mantissa change a gradient by 0.4% at most, and a step changes a loss by 0.05.
-    assert plain == pytest.approx(rounded, abs=5e-4) and plain != rounded

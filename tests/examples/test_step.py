@@ -30,7 +30,7 @@ def test_step_that_is_not_finite_changes_nothing():
     def loss(params, inputs, targets):  # infinite, or with such a slope
         bad = jnp.where(inputs[0, 0] == 1, jnp.inf, 1.0) * jnp.sum(targets)
         root = jnp.sqrt(params["scale"] - inputs[0, 1])
-        return jnp.sum(params["up"]["kernel"] ** 2) * bad + root, {}
+        return jnp.sum(params["up"]["kernel"] ** 2) * bad + root
 
     def optimizer(rates):
         return optimizers.build(OptimizerConfig(), 10, peaks=rates)

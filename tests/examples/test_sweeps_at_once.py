@@ -1,7 +1,6 @@
 """Runs at once: the ledger is that of the same sweep, run by run."""
 
 import dataclasses
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +72,6 @@ def test_a_run_diverges_where_the_trainer_would_stop(first, last, diverged_at):
     train = np.ones(40)
     train[first - 1 : last] = np.nan
     dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=SimpleNamespace(tokens=1, bytes=1)))
-    dataset.lost = None
     val = [(5, 4.0), (20, 3.0), (40, 2.9)]
     found = at_once.result_of(train, val, RunConfig(max_skipped=10), dataset, 1.0)
     assert found.diverged_at == diverged_at
@@ -81,19 +79,10 @@ def test_a_run_diverges_where_the_trainer_would_stop(first, last, diverged_at):
     assert len(found.train) == (9 if diverged_at else 39)
 
 
-@pytest.mark.parametrize("lost", [None, 0.5])
-def test_there_are_no_bits_per_byte_where_the_tokenizer_loses_text(lost):
-    size = SimpleNamespace(tokens=100, bytes=300)
-    dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=size), lost=lost)
-    found = at_once.result_of(np.ones(2), [(2, math.log(2))], RunConfig(), dataset, 1.0)
-    assert found.bits_per_byte == (None if lost else pytest.approx(1 / 3))
-
-
 @pytest.mark.parametrize(
     "flags",
     [
         ["--skip-spikes", "6"],
-        ["--data.mixture", "a:1", "b:1"],
         ["--mesh", "data=1"],
     ],
 )
@@ -103,11 +92,11 @@ def test_what_runs_at_once_do_not_have_is_refused(flags, capsys, tmp_path):
 
 
 def test_windows_begin_where_the_trainer_reads_them():
-    asked = command_line.parse([*TOY, "--data.order", "numpy"])[0]
+    asked = command_line.parse([*TOY])[0]
     config = dataclasses.replace(asked.config, seed=3)
     dataset = prepare(config.data, print)
     found = at_once.starts_of_runs(dataset, [config, config], range(40, 43))
-    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, 3, "numpy")
+    loader = Loader(dataset.train.ids, config.model.context, config.batch_size, 3)
     for n, step in enumerate(range(40, 43)):
         inputs, _ = loader.batch(step)
         for run in found[n]:

@@ -1,14 +1,13 @@
 """A trained model from its run: loading, text, losses of given tokens, and wrong requests."""
 
 import json
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples import generate, perplexity
+from examples import generate
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.inference import trained
@@ -69,9 +68,6 @@ def test_run_without_checkpoints_or_tokenizer_is_refused(trained_run, tmp_path):
         (generate, ["--temperature", "-1"], "--temperature is -1"),
         (generate, ["--top-k", "0"], "--top-k is 0"),
         (generate, ["--step", "7"], "no checkpoint of step 7: there are those of 16, 24"),
-        (perplexity, ["--texts"], "--texts is empty"),
-        (perplexity, ["--texts", "nowhere.txt"], "nowhere.txt does not exist"),
-        (perplexity, ["--texts", "{empty}", "--max-bytes", str(2**70)], "no text in these files"),
     ],
 )
 def test_impossible_requests_are_refused(trained_run, tmp_path, capsys, command, flags, words):
@@ -189,22 +185,3 @@ def test_windows_hold_every_token_as_target_once():
     rows = trained.windows(list(range(10)), 4)
     assert rows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9]]
     assert trained.windows(list(range(9)), 4)[-1] == [4, 5, 6, 7, 8]
-
-
-def test_perplexity_equals_that_of_whole_passes(trained_run, model, tmp_path, capsys):
-    content = "for i in range(10):\n    print(i, 'é')\n"
-    (tmp_path / "a.txt").write_text(content)
-    (tmp_path / "b.jsonl").write_text(json.dumps({"body": "x = 1"}) + "\n")
-    files = [str(tmp_path / name) for name in ("a.txt", "b.jsonl")]
-    flags = ["--text-field", "body", "--batch-size", "2"]
-    assert perplexity.main([str(trained_run), "--texts", *files, *flags]) == 0
-    shown = capsys.readouterr().out
-    end, encode = end_id(model.tokenizer), model.tokenizer.encode
-    ids = [end, *encode(content).ids, end, *encode("x = 1").ids]
-    rows = trained.windows(ids, model.config.model.context)
-    nats = np.concatenate([naive_losses(model, row) for row in rows])
-    assert len(nats) == len(ids) - 1
-    size = len(content.encode()) + 5
-    assert f"perplexity     {math.exp(nats.mean()):.2f}" in shown
-    assert f"bits per byte  {nats.sum() / math.log(2) / size:.4f}" in shown
-    assert f"text           {size:,} bytes, {len(nats):,} tokens" in shown

@@ -1,13 +1,9 @@
-"""One text as every source has it: prepared folders, .bin files, and a folder as on the hub.
-
-Also a tokenizer as LLaMA 3 has it, with the files beside it.
-"""
+"""One text as prepared folders and .bin files have it."""
 
 import json
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from examples import data
 from examples.trainer.data import tokenizer
@@ -42,41 +38,3 @@ def bins(folder: Path, words: Path, seed: int) -> Path:
         ids = [i for _, own in tokenizer.encode(made, texts) for i in own]
         np.asarray(ids, "<u2").tofile(folder / f"{split}.bin")
     return folder
-
-
-def as_on_the_hub(folder: Path, seed: int, field: str = "text") -> Path:
-    """A folder that `datasets` reads as it reads a repository of the hub."""
-    folder.mkdir()
-    rows = [{"id": i, field: text} for i, text in enumerate(documents(seed))]
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def of_two_kinds(root):
-    """A tokenizer, a prepared folder `web` and one with .bin files, `code`."""
-    words = make_tokenizer(root / "tokenizer.json")
-    prepared(root / "web", words, 0)
-    bins(root / "code", words, 1)
-
-
-BEGIN, END, TURN = "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"
-
-
-def like_llama_3(
-    folder: Path, special: tuple[str, ...] = (BEGIN, END, TURN), begins: str = BEGIN, **beside: dict
-) -> Path:
-    """Writes a tokenizer.json with the special tokens from 256 on, and files beside it by name."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(list(special))
-    if begins:
-        first = [(begins, made.token_to_id(begins))]
-        template = processors.TemplateProcessing(f"{begins} $A", None, first)
-        made.post_processor = processors.Sequence([processors.ByteLevel(), template])
-    folder.mkdir(exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    for name, content in beside.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder / "tokenizer.json"

@@ -24,8 +24,7 @@ from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result, smooth
 from examples.experiments.sweeps.run import begin
-from examples.trainer.data.loader import positions
-from examples.trainer.data.mixture import loader_of
+from examples.trainer.data.loader import loader_of, positions
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs.recorder import MAX_SKIPPED
 from examples.trainer.settings.run import RunConfig
@@ -67,13 +66,8 @@ def finish(asked: NewSweep, preset: str) -> int:
 
 
 def refuse_what_is_not_done(asked: NewSweep) -> None:
-    config = asked.config
-    given = {
-        "--data.mixture": config.data.mixture,
-        "--mesh": asked.mesh,
-    }
-    if named := " and ".join(flag for flag, value in given.items() if value):
-        raise UserError(f"{named}: runs at once do not have this. Take python -m examples.sweep.")
+    if asked.mesh:
+        raise UserError("--mesh: runs at once do not have this. Take python -m examples.sweep.")
 
 
 def wanted(asked: NewSweep, method: Method, losses: dict[Trial, float]) -> list[Trial]:
@@ -140,7 +134,7 @@ def result_of(
     diverged_at = next((int(i) + 1 for i in np.flatnonzero(in_a_row == most)), None)
     end = len(train) + 1 if diverged_at is None else diverged_at
     size, bits = dataset.val.meta, None
-    if not (diverged_at or evaluate.loses_text(dataset.lost)):
+    if diverged_at is None:
         bits = evaluate.bits_per_byte(val[-1][1], size.tokens, size.bytes)
     return Result(
         val=[(step, loss) for step, loss in val if step < end],

@@ -5,7 +5,6 @@ than 65,536 tokens.
 """
 
 import hashlib
-import json
 import re
 from pathlib import Path
 
@@ -13,61 +12,69 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from examples.trainer.data import token_files
-from examples.trainer.data.corpus import check_known
 from examples.trainer.data.token_files import TokenFile, Tokens, joined
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_folder import Dataset, check_apart
+from examples.trainer.data.tokenizer import token_bytes
 from examples.trainer.settings.data import DataConfig
+from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 ENDS_BYTES = 2**20  # of each file, for the name of the content
 ENOUGH = 32  # tokens above 0: in no text of 16-bit tokens every second one is 0 so often by chance
+LOOKED = 2**26  # training tokens of each file
+SAMPLE = 2**16  # tokens whose bytes are counted twice
 
 
 def prepare(config: DataConfig, tokenizer: Tokenizer) -> Dataset:
     """Opens the files of both splits; raises `UserError` that names a file that does not fit."""
-    words, lengths = tokenizer.get_vocab_size(), token_bytes(tokenizer)
-    train = read_split(config, "train", words, None)
-    val = read_split(config, "val", words, lengths)
+    found = {split: named(config.paths, split) for split in ("train", "val")}
+    hashes = {split: list(map(digest_of, paths)) for split, paths in found.items()}
+    check_apart(hashes["train"], hashes["val"], ", ".join(config.paths))
+    lengths = token_bytes(tokenizer)
+    train = read(found["train"], hashes["train"], lengths, LOOKED)
+    val = read(found["val"], hashes["val"], lengths)
+    check_bytes(tokenizer, val, lengths)
     content = " ".join((tokenizer.to_str(), train.meta.sha256, val.meta.sha256))
-    key = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return Dataset(tokenizer, train, val, key, lost=unknown_share(tokenizer, val))
+    return Dataset(tokenizer, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
-def read_split(config: DataConfig, split: str, words: int, lengths: np.ndarray | None) -> Tokens:
-    """The tokens of files with `train` or `val` in their names; `lengths` counts their bytes."""
-    paths = [
-        path for path in named(config.paths) if split in re.split(r"[^a-z]+", path.name.lower())
-    ]
-    parts = [open_file(path, words) for path in paths]
-    if not sum(map(len, parts)):
-        where = ", ".join(config.paths) or "no --data.paths"
-        raise UserError(
-            f"there are no {split} tokens in {where}: give .bin files, or their folder, with"
-            f" {split} in the names, as {split}.bin or fineweb_{split}_000001.bin."
-        )
-    for part in parts:
-        token_files.check_ids(part, words, config.verify)
-    n_bytes = 0 if lengths is None else sum(count(part, lengths) for part in parts)
-    return joined(parts, n_bytes, list(map(digest_of, paths)))
-
-
-def named(given: tuple[str, ...]) -> list[Path]:
-    """The files given, and those in the folders given, in the order of their names."""
+def named(given: tuple[str, ...], split: str) -> list[Path]:
+    """The files with `train` or `val` in their names, of those given and in the folders given."""
     found: list[Path] = []
     for path in map(Path, given):
         if not path.exists():
             raise UserError(f"{path} does not exist: give .bin files or folders of them.")
-        found += sorted(filter(is_bin, path.iterdir())) if path.is_dir() else [path]
+        if (path / "meta.pkl").exists():
+            raise UserError(
+                f"{path / 'meta.pkl'} says that these tokens are nanoGPT's characters, of which no"
+                " tokenizer here knows. Give the text itself as --data.paths, without --data.source"
+                " bin."
+            )
+        inside = sorted(path.iterdir()) if path.is_dir() else []
+        found += [x for x in inside if x.suffix.lower() == ".bin"] if path.is_dir() else [path]
+    found = [path for path in found if split in re.split(r"[^a-z]+", path.name.lower())]
+    for path in found:
+        files.check_regular(path)
+    if not any(path.stat().st_size for path in found):
+        raise UserError(
+            f"there are no {split} tokens in {', '.join(given) or 'no --data.paths'}: give .bin"
+            f" files, or their folder, with {split} in the names, as {split}.bin."
+        )
     return found
 
 
-def is_bin(path: Path) -> bool:
-    return path.suffix.lower() == ".bin"
+def read(paths: list[Path], hashes: list[str], lengths: np.ndarray, most: int = 2**62) -> Tokens:
+    """The tokens of a split, of which at most so many of each file are looked at."""
+    parts, n_bytes = [open_file(path, len(lengths)) for path in paths], 0
+    for part in parts:
+        for block in token_files.blocks(part, most):
+            token_files.check_ids(part.path, block, len(lengths))
+            n_bytes += int(lengths[block].sum())
+    return joined(parts, n_bytes, hashes)
 
 
 def open_file(path: Path, words: int) -> TokenFile:
     """The tokens of a file with or without a header; refuses wider numbers without one."""
-    check_known(path)
     found = token_files.open_file(path, token_files.dtype_of(words))
     look = found[: token_files.BLOCK] if not found.offset else np.zeros(0)
     if np.count_nonzero(look) >= ENOUGH and not look[1::2].any():
@@ -79,31 +86,15 @@ def open_file(path: Path, words: int) -> TokenFile:
     return found
 
 
-def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """How many bytes of text each token stands for.
-
-    A byte-level tokenizer has a letter for each byte; others have bytes as <0x41>.
-    """
-    found = np.zeros(tokenizer.get_vocab_size(), np.int64)
-    byte_level = "ByteLevel" in repr(tokenizer.decoder)  # also of a Sequence
-    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    for word, i in tokenizer.get_vocab().items():
-        plain = re.sub(r"^<0x..>$", ".", word).replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
-        found[i] = 0 if i in special else len(word) if byte_level else len(plain.encode())
-    return found
-
-
-def count(part: TokenFile, lengths: np.ndarray) -> int:
-    return sum(int(lengths[block].sum()) for block in token_files.blocks(part))
-
-
-def unknown_share(tokenizer: Tokenizer, tokens: Tokens) -> float:
-    """The share of tokens that stand for what the tokenizer does not know."""
-    model = json.loads(tokenizer.to_str())["model"]
-    word = model.get("unk_token")
-    unknown = model.get("unk_id") if word is None else tokenizer.token_to_id(word)
-    ids = tokens.ids[: token_files.HASHED_BYTES // 4]
-    return 0.0 if unknown is None else np.count_nonzero(ids == unknown) / max(1, len(ids))
+def check_bytes(tokenizer: Tokenizer, val: Tokens, lengths: np.ndarray) -> None:
+    """Refuses tokens whose text has another size than they are counted as."""
+    sample = val.ids[:SAMPLE]
+    size, counted = len(tokenizer.decode(sample.tolist()).encode()), int(lengths[sample].sum())
+    if abs(size - counted) > 8 + counted / 50:  # a character may be cut at either end
+        raise UserError(
+            f"{len(sample)} validation tokens are {size} bytes of text, and count as {counted}:"
+            " bits per byte would be wrong. Give the --data.tokenizer that has written them."
+        )
 
 
 def digest_of(path: Path) -> str:

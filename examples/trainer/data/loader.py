@@ -2,8 +2,8 @@
 
 Windows are read in the order of permutations of [0, size) that hold nothing in memory.
 
-`feistel-1` is a Feistel network on pairs (l, r) with x = l + a r, 0 <= l < a and 0 <= r < b, where
-a is the smallest even number whose square is at least size, and b = ceil(size / a). Round t of 16:
+It is that of a Feistel network on pairs (l, r) with x = l + a r, 0 <= l < a and 0 <= r < b, where a
+is the smallest even number whose square is at least size, and b = ceil(size / a). Round t of 16:
 
     l <- (l + h(k_t xor r)) mod a  for even t,    r <- (r + h(k_t xor l)) mod b  for odd t.
 
@@ -13,40 +13,27 @@ would give even permutations alone; with 16 rounds those of 7 elements are equal
 
 h is the function of SplitMix64 from a state to a number (Steele, Lea and Flood, OOPSLA 2014), and
 k_t = h(k xor t) with k = h(h(h(seed) xor epoch) xor stream). All of this is integers modulo 2^64,
-so that no version of a package changes it. If it is changed here, it gets another name.
+so that no version of a package changes it.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from examples.trainer.data.token_files import Slices
-from examples.trainer.settings.data import Order
+from examples.trainer.data.token_folder import Dataset
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.errors import UserError
 
 ROUNDS = 16
+STREAM = 0  # tells permutations of one seed apart, where there are several
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
-def permuted(
-    order: Order, index: np.ndarray, size: int, seed: int, epoch: np.ndarray, stream: int = 0
-) -> np.ndarray:
-    """Images of indices (n,) under the permutation of each of their epochs (n,).
-
-    `stream` tells permutations of one seed apart.
-    """
-    if order == "feistel-1":
-        return feistel(index, size, seed, epoch, stream)
-    pairs = zip(epoch.tolist(), index.tolist(), strict=True)
-    return np.array([of_numpy(seed, each, size)[i] for each, i in pairs])
-
-
-def feistel(
-    index: np.ndarray, size: int, seed: int, epoch: np.ndarray, stream: int = 0
-) -> np.ndarray:
-    """Images of indices (n,) in [0, size), in O(n) time and memory."""
-    key = functools.reduce(chained, (epoch, stream), mixed(np.full(len(index), seed, np.uint64)))
+def feistel(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
+    """Images of indices (n,) in [0, size), under the permutation of each of their epochs (n,)."""
+    key = chained(chained(mixed(np.full(len(index), seed, np.uint64)), epoch), STREAM)
     keys = [chained(key, t) for t in range(ROUNDS)]
     found = network(index.astype(np.uint64), size, keys)
     while (outside := found >= size).any():
@@ -79,12 +66,6 @@ def mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-@functools.lru_cache(maxsize=4)
-def of_numpy(seed: int, epoch: int, size: int) -> np.ndarray:
-    """The order of earlier versions: NumPy's, all of it in memory, 8 bytes for each window."""
-    return np.random.default_rng((seed, epoch)).permutation(size)
-
-
 @dataclass(frozen=True)
 class Loader:
     """Batches of windows of a text. It has no state: a batch is a function of the step.
@@ -97,9 +78,6 @@ class Loader:
     context: int
     batch_size: int
     seed: int
-    order: Order = "feistel-1"
-    stream: int = 0
-    """Tells the orders of several texts with one seed apart."""
 
     @property
     def n_windows(self) -> int:
@@ -113,9 +91,9 @@ class Loader:
         read = self.read(positions(step, self.batch_size, rows))
         return read[:, :-1], read[:, 1:]
 
-    def epochs(self, steps: int) -> list[float]:
+    def epochs(self, steps: int) -> float:
         """How often the text is read in so many steps."""
-        return [steps * self.batch_size / self.n_windows]
+        return steps * self.batch_size / self.n_windows
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The windows (n, context + 1) at places (n,) of the sequence of all epochs."""
@@ -124,7 +102,7 @@ class Loader:
     def indices(self, places: np.ndarray) -> np.ndarray:
         """Which windows of the text are at places (n,) of the sequence of all epochs."""
         epochs, indices = np.divmod(places, self.n_windows)
-        return permuted(self.order, indices, self.n_windows, self.seed, epochs, self.stream)
+        return feistel(indices, self.n_windows, self.seed, epochs)
 
     def window(self, index: int) -> np.ndarray:
         """The `index`-th window of the text, its last target included."""
@@ -135,3 +113,21 @@ class Loader:
 def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
     """The places of rows of a step among the rows of all steps."""
     return step * batch_size + np.arange(batch_size)[slice(None) if rows is None else rows]
+
+
+def loader_of(config: RunConfig, dataset: Dataset) -> Loader:
+    """The batches of a run; raises `UserError` if there is too little text for one."""
+    rows = (config.model.context, config.batch_size, config.seed)
+    return enough(Loader(dataset.train.ids, *rows), "training")
+
+
+def enough(loader: Loader, split: str) -> Loader:
+    """The loader, if its text has a batch."""
+    if loader.n_windows < loader.batch_size:
+        larger = ", a larger --data.val-fraction" if split == "validation" else ""
+        raise UserError(
+            f"too little {split} text: {len(loader.ids)} tokens, and a batch needs"
+            f" {loader.batch_size} x {loader.context}. Give more text{larger}, or a smaller"
+            " --batch-size or --model.context."
+        )
+    return loader

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from examples.trainer.data.mixture import Batches
+from examples.trainer.data.loader import Loader
 
 Index = tuple[slice, ...] | None
 
@@ -20,7 +20,7 @@ def place_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
 
 
-def place_batch(loader: Batches, step: int, sharding: NamedSharding) -> tuple[jax.Array, jax.Array]:
+def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets of a step, with the given sharding; reads only rows of this process."""
     shape = (loader.batch_size, loader.context)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from examples.trainer.data import bin_files, corpus, hub, mixture, token_folder, tokenizer
+from examples.trainer.data import bin_files, corpus, fineweb, token_folder, tokenizer
 from examples.trainer.data.token_folder import Dataset, Writer, cache_folder
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
@@ -17,9 +17,8 @@ from examples.trainer.system.errors import DamagedFileError, UserError
 def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there.
 
-    Without `stream`, a text of the hub that is not in the cache is an error.
+    Without `stream`, FineWeb that is not in the cache is an error.
     """
-    check_one_text(config)
     found = open_text(config, say, stream)
     if config.end_token and (has := tokenizer.end_of(found.tokenizer)[0]) != config.end_token:
         raise UserError(
@@ -31,52 +30,36 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
 
 def open_text(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
     """The same, before its token between documents is compared with the one that was asked for."""
-    if config.mixture:
-        rows = mixture.rows_of(config.mixture)
-        settings = {name: mixture.settings_of(name, config) for name in rows}  # before any work
-        texts = {name: prepare(each, say, stream) for name, each in settings.items()}
-        return mixture.mixed({name: (rows[name], text) for name, text in texts.items()})
-    if config.hub or config.source == "fineweb":
-        return hub.prepare(config, say, stream)
-    if config.source == "prepared":
-        if len(config.paths) != 1:
-            raise UserError("--data.source prepared: give the one folder as --data.paths FOLDER.")
-        return token_folder.open_parts(Path(config.paths[0]), config.verify)
+    if config.source == "files":
+        return prepare_files(config, say)
     if config.source == "bin":
         words = token_folder.named_tokenizer(config.tokenizer or "gpt2", config.end_token)
         return bin_files.prepare(config, words)
-    return prepare_files(config, say)
+    if config.source == "prepared" and len(config.paths) == 1:
+        return token_folder.open_parts(Path(config.paths[0]))
+    if config.source == "fineweb" and not config.paths:
+        return fineweb.prepare(config, say, stream)
+    wanted = "no" if config.source == "fineweb" else "the one folder as"
+    raise UserError(f"--data.source {config.source}: give {wanted} --data.paths.")
 
 
 def prepare_files(config: DataConfig, say: Callable[[str], None]) -> Dataset:
-    documents = corpus.read(config)
+    documents = corpus.read(config, say)
     given = None
     if config.tokenizer:
         given = token_folder.named_tokenizer(config.tokenizer, config.end_token)
     folder = cache_folder() / cache_key(config, documents, given)
     with contextlib.suppress(DamagedFileError):
         if token_folder.is_complete(folder):
-            return token_folder.open_folder(folder, config.verify)
+            return token_folder.open_folder(folder)
     with token_folder.writing_alone(folder, say):
         if token_folder.is_complete(folder):
             try:
-                return token_folder.open_folder(folder, config.verify)
+                return token_folder.open_folder(folder)
             except DamagedFileError as error:
                 say(f"{error} Making it again.")
         fill(folder, config, documents, given, say)
-    return token_folder.open_folder(folder, config.verify)
-
-
-def check_one_text(config: DataConfig) -> None:
-    """Refuses settings that name several texts outside of a mixture."""
-    given = {"hub": config.hub, "mixture": config.mixture, "paths": config.paths}
-    named = [f"--data.{name}" for name, value in given.items() if value]
-    if config.source == "fineweb" and named == ["--data.paths"]:
-        named.insert(0, "--data.source fineweb")
-    if len(named) > 1:
-        raise UserError(f"{named[0]} reads no {named[1]}: give one of them.")
-    if config.mixture and config.order == "numpy":
-        raise UserError("--data.order numpy has no mixtures: leave it out, or give feistel-1.")
+    return token_folder.open_folder(folder)
 
 
 def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:

@@ -1,4 +1,4 @@
-"""Tokens on disk in llm.c's form, and texts of several files, read through memory maps.
+"""Tokens on disk in llm.c's form, and texts of several files, read window by window.
 
 A file begins with 256 little-endian int32, of which the first three are a magic number, a version
 and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before uint32
@@ -6,9 +6,9 @@ and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before ui
 """
 
 import bisect
-import functools
 import hashlib
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,7 @@ HEADER = 256
 HEADER_BYTES = 4 * HEADER
 KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 """Magic number to version and type of the tokens."""
-OPEN = 128  # files that are mapped at the same time; each takes a file descriptor
 BLOCK = 2**20  # tokens that are looked at together
-HASHED_BYTES = 2**28  # larger texts are read as a whole on request only; this takes half a second
 
 
 class Slices(Protocol):
@@ -38,18 +36,41 @@ class Slices(Protocol):
 
 @dataclass(frozen=True)
 class TokenFile:
-    """The tokens of a file, mapped when they are read, so that few files are open at a time."""
+    """The tokens of a file, which is opened for each slice.
+
+    A memory map would keep a file that was replaced, and end the process with SIGBUS if it becomes
+    shorter. Here a file that has changed since it was opened first is an error.
+    """
 
     path: Path
     dtype: np.dtype
     tokens: int
-    offset: int = HEADER_BYTES
+    offset: int
+    version: tuple[int, int]
+    """Size and time of the last change."""
 
     def __len__(self) -> int:
         return self.tokens
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        return mapped(self)[index]
+        start, stop, _ = index.indices(self.tokens)
+        size = max(0, stop - start) * self.dtype.itemsize
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                same = version_of(os.fstat(file.fileno())) == self.version
+                content = os.pread(file.fileno(), size, self.offset + start * self.dtype.itemsize)
+        except OSError as error:
+            raise DamagedFileError(f"{self.path} cannot be read: {error.strerror}.") from None
+        if not same or len(content) != size:
+            raise DamagedFileError(
+                f"{self.path} was changed after it had been opened: put back the file, and start"
+                " again or resume."
+            )
+        return np.frombuffer(content, self.dtype)
+
+
+def version_of(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
 class Joined:
@@ -102,14 +123,6 @@ def joined(parts: Sequence[Slices], n_bytes: int, hashes: Sequence[str]) -> Toke
     return Tokens(ids, Meta(len(ids), n_bytes, sha256))
 
 
-@functools.lru_cache(maxsize=OPEN)
-def mapped(file: TokenFile) -> np.ndarray:
-    """A map of the tokens; the files of the last ones that were asked for stay open."""
-    if not file.tokens:
-        return np.zeros(0, file.dtype)
-    return np.memmap(file.path, file.dtype, "r", file.offset, (file.tokens,))
-
-
 def dtype_of(vocab_size: int) -> np.dtype:
     """The type that tokens of a vocabulary are stored as."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
@@ -128,46 +141,38 @@ def open_file(path: Path, plain: np.dtype | None = None) -> TokenFile:
 
     A file without a header is read as tokens of the type `plain`, if that is given.
     """
+    files.check_regular(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
             start = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4")
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error.strerror}.") from None
     version, dtype = KINDS.get(int(start[0]), (None, plain))
     offset = 0 if version is None else HEADER_BYTES
-    if dtype is None:
-        raise DamagedFileError(f"{path} is from elsewhere: it does not begin as a file of tokens.")
-    if version not in (None, start[1]):
-        raise DamagedFileError(f"{path} has version {start[1]} in its header: give {version}.")
-    tokens, rest = divmod(max(0, size - offset), dtype.itemsize)
-    if rest:
+    if dtype is None or version not in (None, start[1]):
+        raise DamagedFileError(f"{path} does not begin as a file of tokens of this version.")
+    tokens, rest = divmod(max(0, stat.st_size - offset), dtype.itemsize)
+    if rest or (version is not None and tokens != start[2]):
+        says = "" if version is None else f", of which its header says that it has {start[2]}"
         raise DamagedFileError(
-            f"{path} has {size - offset} bytes of tokens, which {dtype.name} does not divide: it is"
-            " truncated or of another type. Make it again."
+            f"{path} has {tokens} tokens of {dtype.name} and {rest} bytes{says}: it is truncated,"
+            " or of another type. Make it again."
         )
-    if version is not None and tokens != start[2]:
-        raise DamagedFileError(
-            f"{path} is truncated or from elsewhere: its header says {start[2]} tokens, and it has"
-            f" {tokens}. Make it again."
-        )
-    return TokenFile(path, dtype, tokens, offset)
+    return TokenFile(path, dtype, tokens, offset, version_of(stat))
 
 
-def blocks(ids: Slices, whole: bool = True) -> Iterator[np.ndarray]:
-    """All tokens, or those of the first 256 MB, a block at a time."""
-    size = len(ids) if whole else min(len(ids), HASHED_BYTES // 4)
-    for start in range(0, size, BLOCK):
-        yield ids[start : min(size, start + BLOCK)]
+def blocks(ids: Slices, most: int = 2**62) -> Iterator[np.ndarray]:
+    """At most so many tokens, a block at a time."""
+    for start in range(0, min(len(ids), most), BLOCK):
+        yield ids[start : start + BLOCK]
 
 
-def check_ids(file: TokenFile, words: int, whole: bool = True) -> None:
+def check_ids(path: Path, ids: np.ndarray, words: int) -> None:
     """Refuses tokens that are not in a vocabulary of so many words."""
-    for number, block in enumerate(blocks(file, whole)):
-        if block.max(initial=0) >= words:
-            at = int(np.argmax(block >= words))
-            raise DamagedFileError(
-                f"{file.path} has token {block[at]} at {number * BLOCK + at}, and the vocabulary"
-                f" has {words} tokens: it is damaged, of another tokenizer, or no {file.dtype.name}"
-                "."
-            )
+    if ids.max(initial=0) >= words:
+        at = int(np.argmax(ids >= words))
+        raise DamagedFileError(
+            f"{path} has the token {ids[at]}, and the vocabulary has {words} tokens: it is damaged,"
+            f" of another tokenizer, or no {ids.dtype.name}."
+        )

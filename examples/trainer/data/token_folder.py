@@ -2,7 +2,7 @@
 
 `index.json` is written after each pair of shards, one of training and one of validation text, so
 that who continues an interrupted text knows how many documents are on the disk. It says when the
-text is complete.
+text is complete, and no other text is read.
 """
 
 import contextlib
@@ -10,38 +10,29 @@ import hashlib
 import json
 import math
 import os
-import statistics
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from filelock import FileLock, Timeout
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 from tokenizers import Tokenizer
 
 from examples.trainer.data import token_files, tokenizer
-from examples.trainer.data.token_files import Tokens, joined
+from examples.trainer.data.token_files import TokenFile, Tokens, joined
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
 INDEX = "index.json"
 PARTS = "parts.json"  # of a folder with a part for each file
-FORMAT = 3  # increase it when the same text and settings would give other files
+FORMAT = 4  # increase it when the same text and settings would give other files
 SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted download loses
-
-
-@dataclass(frozen=True)
-class Part:
-    """One text of a mixture."""
-
-    name: str
-    """As it was given."""
-    rows: int
-    """How many rows of a block of a mixture are from it."""
-    train: Tokens
-    val: Tokens
+HASHED_BYTES = 2**28  # of larger splits only the sizes of files are compared
+Name = Annotated[str, Field(pattern=r"^[\w.-]*[\w-][\w.-]*$")]
+"""Of a file or folder in a folder, which leads nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +44,13 @@ class Dataset:
     val: Tokens
     key: str
     """Identifies the content: equal keys mean equal tokens."""
-    parts: tuple[Part, ...] = ()
-    """The texts of a mixture, of which `train` and `val` have all tokens."""
-    lost: float | None = 0.0
-    """The share of the validation text that its tokens do not give back; None: not known."""
 
 
 @dataclass(frozen=True)
 class Shard:
     """A file of tokens in a folder."""
 
-    name: str
+    name: Name
     tokens: int
     bytes: int
     """Size in UTF-8 of the text that the tokens stand for."""
@@ -80,8 +67,6 @@ class Index:
     val: list[Shard] = field(default_factory=list)
     read: int = 0
     """Documents of the source that are in the shards."""
-    lost: float | None = None
-    """As in `Dataset`."""
     complete: bool = False
     source: str = ""
     """When the file of a part was last written, and how it was read."""
@@ -95,7 +80,6 @@ class Writer:
         self.folder = folder
         self.encoder, digest = load_tokenizer(words or folder)
         self.dtype = token_files.dtype_of(self.encoder.get_vocab_size())
-        self.back = tokenizer.RoundTrip(self.encoder)
         self.waiting: dict[str, list[bytes]] = {"train": [], "val": []}
         self.size, self.bytes = dict.fromkeys(self.waiting, 0), dict.fromkeys(self.waiting, 0)
         self.index = Index(digest, source=source)
@@ -138,16 +122,11 @@ class Writer:
         self.size[split] += len(ids)
         self.bytes[split] += len(text.encode())
         self.read += 1
-        if split == "train":
-            self.n_tokens += len(ids)
-        else:
-            self.back.add(text, ids)
+        self.n_tokens += len(ids) if split == "train" else 0
 
     def flush(self, *splits: str) -> None:
         """Writes what waits of each split as a shard, and then the index that has them."""
-        for split in splits:
-            if not self.size[split]:
-                continue
+        for split in filter(self.size.get, splits):
             content, shards = b"".join(self.waiting[split]), getattr(self.index, split)
             name = f"{split}-{len(shards):05d}.bin"
             token_files.write(self.folder / name, content, self.dtype)
@@ -156,13 +135,12 @@ class Writer:
             self.waiting[split].clear()
             self.size[split] = self.bytes[split] = 0
         self.index.read = self.read
-        index = asdict(self.index)
-        content = json.dumps({"sha256": digest_of(index), "index": index}, indent=1)
+        content = json.dumps({"format": FORMAT, "index": asdict(self.index)}, indent=1)
         write_atomically(self.folder / INDEX, content.encode())
 
     def finish(self) -> None:
         """Writes the rest, and that the text is complete."""
-        self.index.complete, self.index.lost = True, self.back.share
+        self.index.complete = True
         self.flush(*self.waiting)
 
 
@@ -217,21 +195,18 @@ def load_tokenizer(folder: Path) -> tuple[Tokenizer, str]:
     return loaded, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def digest_of(index: object) -> str:
-    return hashlib.sha256(f"{FORMAT} {json.dumps(index)}".encode()).hexdigest()
-
-
 def read_index(folder: Path) -> Index:
     path = folder / INDEX
+    files.check_regular(path)
     try:
         written = json.loads(path.read_bytes())
-        if digest_of(written["index"]) != written["sha256"]:
-            raise ValueError("it is not as it was written, or of another version")
+        if written["format"] != FORMAT:
+            raise ValueError(f"it has the format {written['format']}, and not {FORMAT}")
         return TypeAdapter(Index).validate_python(written["index"])
     except FileNotFoundError:
-        what = "there is none, as the folder is not complete, or of version 0.2.0. Prepare it again"
+        what = "there is none, as the folder is not complete. Prepare it again"
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-        what = str(error)  # ValidationError is a ValueError
+        what = str(error)  # pydantic's is a ValueError
     raise DamagedFileError(f"{path} does not fit its folder: {what}.")
 
 
@@ -245,69 +220,83 @@ def is_complete(folder: Path) -> bool:
         return True
 
 
-def open_shard(folder: Path, shard: Shard) -> token_files.TokenFile:
+def open_shard(folder: Path, shard: Shard) -> TokenFile:
     """A file of tokens; raises `DamagedFileError` if it is not the one of the index."""
-    path = folder / Path(shard.name).name
-    found = token_files.open_file(path)
+    found = token_files.open_file(folder / shard.name)
     if len(found) != shard.tokens:
-        raise DamagedFileError(f"{path} is from elsewhere: it does not have {shard.tokens} tokens.")
+        raise DamagedFileError(f"{found.path} is not as written: it has not {shard.tokens} tokens.")
     return found
 
 
-def open_folder(folder: Path, verify: bool) -> Dataset:
+def open_folder(folder: Path) -> Dataset:
     """Opens a complete text; raises `DamagedFileError` that names a file that has changed."""
-    return open_folders(folder, [folder], verify)
+    return open_folders(folder, [folder])
 
 
-def open_parts(folder: Path, verify: bool) -> Dataset:
+def open_parts(folder: Path) -> Dataset:
     """Opens a text that has a part for each of its files."""
     path = folder / PARTS
+    files.check_regular(path)
     try:
-        names = TypeAdapter(list[str]).validate_json(path.read_bytes())
+        names = TypeAdapter(list[Name]).validate_json(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
             f"{folder} has no {PARTS}: `python -m examples.data prepare --out {folder} ...` writes "
             "it when all files are tokenized."
         ) from None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise DamagedFileError(f"{path} names no parts: {error}.") from None
-    return open_folders(folder, [folder / "parts" / Path(name).name for name in names], verify)
+    if len({*names}) < len(names):
+        raise DamagedFileError(f"{path} names a part twice: prepare the text again.")
+    return open_folders(folder, [folder / "parts" / name for name in names])
 
 
-def open_folders(folder: Path, parts: list[Path], verify: bool) -> Dataset:
+def open_folders(folder: Path, parts: list[Path]) -> Dataset:
     """The text of folders that have the tokenizer of `folder`, one after the other."""
     loaded, digest = load_tokenizer(folder)
     indices = {part: read_index(part) for part in parts}
-    if any(index.tokenizer_sha256 != digest for index in indices.values()):
-        raise DamagedFileError(f"{folder / 'tokenizer.json'} is truncated or from elsewhere.")
-    train, val = (
-        open_split(folder, indices, split, loaded.get_vocab_size(), verify)
+    for part, index in indices.items():
+        if not index.complete:
+            raise DamagedFileError(f"{part} is not complete: prepare it to its end before.")
+        if index.tokenizer_sha256 != digest:
+            raise DamagedFileError(f"{folder / 'tokenizer.json'} is not that of the tokens.")
+    splits = {
+        split: [(part, shard) for part, index in indices.items() for shard in getattr(index, split)]
         for split in ("train", "val")
+    }
+    check_apart(*([shard.sha256 for _, shard in shards] for shards in splits.values()), folder)
+    train, val = (
+        open_split(folder, split, shards, loaded.get_vocab_size())
+        for split, shards in splits.items()
     )
     content = f"{digest} {train.meta.sha256} {val.meta.sha256}"
-    key = hashlib.sha256(content.encode()).hexdigest()[:16]
-    known = [x.lost for x in indices.values() if x.lost is not None and x.val]
-    return Dataset(loaded, train, val, key, lost=statistics.fmean(known) if known else None)
+    return Dataset(loaded, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
+
+
+def check_apart(train: Sequence[str], val: Sequence[str], where: object) -> None:
+    """Refuses a file of validation text that is one of the training text; given their hashes."""
+    if {*train} & {*val}:
+        raise UserError(
+            f"a file of validation text in {where} is equal to one of training text, so that the"
+            " loss would be that of text that was trained on: give other validation text."
+        )
 
 
 def open_split(
-    folder: Path, indices: dict[Path, Index], split: str, words: int, verify: bool
+    folder: Path, split: str, shards: Sequence[tuple[Path, Shard]], words: int
 ) -> Tokens:
-    """A split of the text. If it is small or `verify` is true, all tokens are read and hashed."""
-    shards = [(part, shard) for part, index in indices.items() for shard in getattr(index, split)]
-    if not shards:
+    """A split of the text. Unless it is large, all tokens are read and hashed."""
+    n_bytes = sum(shard.bytes for _, shard in shards)
+    if n_bytes < 1:
         raise UserError(
             f"{folder} has no {split} text, as it had too few documents to hold one out:"
             " prepare more of them, or with another --val-fraction."
         )
     found = [open_shard(part, shard) for part, shard in shards]
-    n_bytes = sum(shard.bytes for _, shard in shards)
-    if n_bytes < 1:
-        raise DamagedFileError(f"{shards[0][0] / INDEX} counts no bytes of {split} text.")
-    size = sum(len(file) * file.dtype.itemsize for file in found)
-    for file, (_, shard) in zip(found, shards, strict=True):
-        if verify or size <= token_files.HASHED_BYTES:
-            token_files.check_ids(file, words)
-            if hashlib.sha256(file[:].data).hexdigest() != shard.sha256:
+    if sum(len(file) * file.dtype.itemsize for file in found) <= HASHED_BYTES:
+        for file, (_, shard) in zip(found, shards, strict=True):
+            ids = file[:]
+            token_files.check_ids(file.path, ids, words)
+            if hashlib.sha256(ids.data).hexdigest() != shard.sha256:
                 raise DamagedFileError(f"{file.path} is damaged: its tokens are not as written.")
     return joined(found, n_bytes, [shard.sha256 for _, shard in shards])

@@ -18,12 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
 from pydantic import Field
 
 from examples.trainer.data import corpus, token_folder
-from examples.trainer.data.corpus import texts
-from examples.trainer.data.hub import split_by
 from examples.trainer.data.token_folder import Writer
 from examples.trainer.settings.validation import STRICT, Count
 from examples.trainer.system.errors import DamagedFileError, UserError
@@ -39,41 +36,45 @@ class Preparation:
     out: Path
     """Folder for the tokens; the same command continues in it, with the files that are left."""
     paths: tuple[str, ...]
-    """Text files, or folders searched for .txt, .md, .py, .jsonl, .ndjson and .parquet."""
+    """Text files, or folders searched for .txt, .md, .py, .jsonl and .ndjson."""
     tokenizer: str
     """gpt2, llama2, a tokenizer.json or a folder with one."""
     end_token: str = ""
     """The token that stands between documents, as in the settings of a run."""
     text_field: str = "text"
-    """Where the rows of .jsonl and .parquet files have their text; each row is a document."""
+    """Where the rows of .jsonl files have their text; each row is a document."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.001
     """Share of the documents that is held out for validation, by the hash of their text."""
     workers: Count = 1
-    """Processes on this machine, one file each at a time."""
-    part: Annotated[str, tyro.conf.arg(metavar="I/N")] = "1/1"
-    """Which share of the files this command takes, as 3/16; for jobs on several machines."""
+    """Processes, one file each at a time."""
 
 
 def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
-    """Tokenizes the files of a part that are not done; the last part names all of them."""
+    """Tokenizes the files that are not done, and names all of them at the end."""
     inputs = named(asked.paths)
-    number, parts = part_of(asked.part)
-    with token_folder.writing(asked.out):
+    with token_folder.writing_alone(asked.out, say):
+        left = [name for name in inputs if not is_done(asked, name, inputs[name])]
+        say(f"{len(left)} of {len(inputs)} files to tokenize, with {asked.workers} workers")
         keep_tokenizer(asked)
-        (asked.out / "parts").mkdir(exist_ok=True)
-    own = sorted(inputs)[number - 1 :: parts]
-    left = [name for name in own if not is_done(asked, name, inputs[name])]
-    say(f"{len(left)} of {len(own)} files to tokenize, with {asked.workers} workers")
+        if left:
+            (asked.out / token_folder.PARTS).unlink(missing_ok=True)  # until all are complete
+            in_processes(asked, {name: inputs[name] for name in left}, say)
+        finish(asked, sorted(inputs))
+    say(f"complete: --data.source prepared --data.paths {asked.out}")
+
+
+def in_processes(asked: Preparation, left: dict[str, Path], say: Callable[[str], None]) -> None:
     os.environ["RAYON_NUM_THREADS"] = "1"  # of the tokenizer: there is a process for each core
-    work = functools.partial(tokenize, asked)
     # Spawned: a copy of a process with threads may hang.
     context = multiprocessing.get_context("spawn")
-    workers = min(asked.workers, max(1, len(left)))
+    workers = min(asked.workers, len(left))
     with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
-        waiting = {pool.submit(work, name, inputs[name]): name for name in left}
+        work = functools.partial(tokenize, asked)
+        waiting = {pool.submit(work, name, path): path for name, path in left.items()}
         try:
             for done in as_completed(waiting):
-                say(f"  {inputs[waiting[done]]}: {done.result():,} tokens")
+                name = str(waiting[done]).encode(errors="replace").decode()
+                say(f"  {name}: {done.result():,} tokens")
         except BrokenProcessPool:
             raise UserError(
                 "a worker was ended from outside, as happens to processes that need too much"
@@ -83,7 +84,6 @@ def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
         except BaseException:  # what is running is finished, and nothing else is begun
             pool.shutdown(cancel_futures=True)
             raise
-    finish(asked, inputs, say)
 
 
 def end_with_parent() -> None:
@@ -108,16 +108,13 @@ def source_of(asked: Preparation, path: Path) -> str:
 def named(paths: tuple[str, ...]) -> dict[str, Path]:
     """The files by the names of their parts, which say where a file lay and how large it was."""
     return {
-        f"{path.stem[:40]}-{corpus.digest(f'{path} {path.stat().st_size}')[:12]}": path
+        f"{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:40]}-{place_of(path)}": path
         for path in corpus.named_files(paths)
     }
 
 
-def part_of(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise UserError(f"--part {text}: give the number of this part and of all, as 3/16.")
-    return int(found[1]), int(found[2])
+def place_of(path: Path) -> str:
+    return corpus.digest(f"{path} {path.stat().st_size}")[:12]
 
 
 def keep_tokenizer(asked: Preparation) -> None:
@@ -135,31 +132,24 @@ def keep_tokenizer(asked: Preparation) -> None:
 
 def tokenize(asked: Preparation, name: str, path: Path) -> int:
     """Writes the shards of a file; returns the number of its tokens."""
-    folder, source = asked.out / "parts" / name, source_of(asked, path)
-    with token_folder.writing_alone(folder, print):
-        if not is_done(asked, name, path):
-            (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
-            writer = Writer(folder, asked.out, source)
-            documents = texts(path, path.stat().st_size, asked.text_field)
-            writer.fill(documents, split_by(asked.val_fraction))
-            writer.finish()
-        index = token_folder.read_index(folder)
-    return sum(shard.tokens for shard in (*index.train, *index.val))
+    folder = asked.out / "parts" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
+    writer = Writer(folder, asked.out, source_of(asked, path))
+    documents = corpus.texts(path, path.stat().st_size, asked.text_field)
+    writer.fill(documents, corpus.split_by(asked.val_fraction))
+    writer.finish()
+    return sum(shard.tokens for shard in (*writer.index.train, *writer.index.val))
 
 
-def finish(asked: Preparation, inputs: dict[str, Path], say: Callable[[str], None]) -> None:
-    """Names the parts if all are complete; several processes may do so at the same time."""
-    out, names = asked.out, sorted(inputs)
-    if left := sum(not is_done(asked, name, inputs[name]) for name in names):
-        say(f"{left} files are left to other parts.")
-        return
-    indices = [token_folder.read_index(out / "parts" / name) for name in names]
+def finish(asked: Preparation, names: list[str]) -> None:
+    """Names the parts, all of which are complete."""
+    indices = [token_folder.read_index(asked.out / "parts" / name) for name in names]
     for split in ("train", "val"):
         if not any(getattr(index, split) for index in indices):
             raise UserError(
                 f"none of the documents is {split} text with --val-fraction {asked.val_fraction:g},"
-                " so that no run could read them. Give more documents (rows of .jsonl or .parquet;"
-                " a plain text is one), or another fraction with another --out."
+                " so that no run could read them. Give more documents (rows of .jsonl; a plain text"
+                " is one), or another fraction with another --out."
             )
-    write_atomically(out / token_folder.PARTS, json.dumps(names, indent=1).encode())
-    say(f"complete: --data.source prepared --data.paths {out}")
+    write_atomically(asked.out / token_folder.PARTS, json.dumps(names, indent=1).encode())

@@ -1,29 +1,30 @@
-"""The tokenizer: a lossless byte-level BPE trained on the given text, or a named one."""
+"""The tokenizer: a byte-level BPE that is trained on the text, or a `tokenizer.json`.
+
+Every text comes back from its tokens: a tokenizer that loses some is refused, as its loss in bits
+per byte would be too low.
+"""
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
 END = "<|endoftext|>"
 # Tokens that stand between documents, of tokenizers that name none: the first one found is used.
 ENDS = (END, "<s>", "</s>")
-# Files of a model that name such a token, by itself or by its number; the first is the surest.
-BESIDE = ("tokenizer_config", "special_tokens_map", "config", "generation_config")
-# Where a tokenizer is, and its token between documents. Access to Meta's own LLaMA-2 tokenizer is
-# gated; this copy is free.
-HUB = {
-    "gpt2": ("openai-community/gpt2", END),
-    "llama2": ("hf-internal-testing/llama-tokenizer", "<s>"),
-}
-CHECKED_BYTES = 1_000_000  # of the validation text
+# Where a tokenizer is. Access to Meta's own LLaMA-2 tokenizer is gated; this copy is free.
+HUB = {"gpt2": "openai-community/gpt2", "llama2": "hf-internal-testing/llama-tokenizer"}
 SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # in the tokens of SentencePiece
+BYTES = [f"<0x{i:02X}>" for i in range(256)]
+"""The tokens of SentencePiece for bytes; ByteLevel has a letter for each."""
+PROBE = "A Naïve  ŒUVRE\t“…²”\r\n  日本語 🎉 \U000f1234 \x01.\n"
 
 
 def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -53,7 +54,7 @@ def head(documents: Iterable[str], size: int) -> Iterator[str]:
 def named(name: str, folder: Path, end: str = "") -> Tokenizer:
     """A tokenizer from the hub or a file; downloads are kept in `folder`, which must exist."""
     if name not in HUB:
-        if not (path := file_of(name)).is_file():
+        if not (path := file_of(name)).exists():
             raise UserError(
                 f"--data.tokenizer {name} is neither {' nor '.join(HUB)} nor a tokenizer.json nor a"
                 " folder with one: give one of them, or omit it to train one on the text."
@@ -61,11 +62,10 @@ def named(name: str, folder: Path, end: str = "") -> Tokenizer:
         return load(path, end)
     path = folder / f"{name}.json"
     if not path.exists():
-        there, _ = HUB[name]
         try:
-            content = Tokenizer.from_pretrained(there).to_str().encode()
+            content = Tokenizer.from_pretrained(HUB[name]).to_str().encode()
         except Exception as error:  # of the network, of the hub, of the file: no common class
-            raise unreachable(f"the tokenizer {there}", error) from None
+            raise unreachable(f"the tokenizer {HUB[name]}", error) from None
         write_atomically(path, content)
     return load(path, end)
 
@@ -78,9 +78,10 @@ def file_of(name: str) -> Path:
 def load(path: Path, end: str = "") -> Tokenizer:
     """A saved tokenizer, set to encode END inside a text as plain text.
 
-    `end` is to stand between documents. By default that is what a file of `BESIDE` names, then what
-    the tokenizer itself puts before texts, then the first of `ENDS`.
+    `end` is to stand between documents. By default that is what the tokenizer itself puts before
+    texts, or the first of `ENDS` that it has.
     """
+    files.check_regular(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
@@ -88,15 +89,10 @@ def load(path: Path, end: str = "") -> Tokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if not (words := tokenizer.get_vocab()):
-        raise UserError(f"{path} has no words: give another --data.tokenizer.")
-    if max(words.values()) >= tokenizer.get_vocab_size():
-        raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
+    check_lossless(path, tokenizer)
     if end and tokenizer.token_to_id(end) is None:
-        special = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-        has = f"has {', '.join(special[:8])} and its words" if special else "has words alone"
-        raise UserError(f"--data.end-token {end}: {path} {has}: give one of them.")
-    word = end or named_beside(path, tokenizer) or next(iter(starts(tokenizer)), None)
+        raise UserError(f"--data.end-token {end}: {path} has no such token: give one of its own.")
+    word = end or next(iter(starts(tokenizer)), None)
     tokenizer.post_processor = None
     listed = next((x for x in ENDS if tokenizer.token_to_id(x) is not None), None)
     if word not in (None, listed):
@@ -104,24 +100,38 @@ def load(path: Path, end: str = "") -> Tokenizer:
     return tokenizer
 
 
-def named_beside(path: Path, tokenizer: Tokenizer) -> str | None:
-    """The token that files beside a tokenizer say begins a text or, if none does, ends it."""
-    special = tokenizer.get_added_tokens_decoder()
-    for file in filter(Path.is_file, (path.with_name(f"{x}.json") for x in BESIDE)):
-        try:
-            values = dict(json.loads(file.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise DamagedFileError(f"{file} is no JSON object: {error}.") from None
-        for kind in ("bos_token", "eos_token"):
-            word, ids = values.get(kind), values.get(f"{kind}_id")
-            words = [word.get("content") if isinstance(word, dict) else word]
-            # A number that is no special token was left at the default of another vocabulary.
-            ids = ids if isinstance(ids, list) else [ids]
-            words += [special[i].content for i in ids if isinstance(i, int) and i in special]
-            for found in words:
-                if isinstance(found, str) and tokenizer.token_to_id(found) is not None:
-                    return found
-    return None
+def check_lossless(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuses a tokenizer without tokens for all bytes, or one that changes the text."""
+    words = tokenizer.get_vocab()
+    if max(words.values(), default=0) >= max(1, len(words)):
+        raise UserError(f"{path} leaves out numbers in its vocabulary: give one that does not.")
+    alphabet = BYTES if has_bytes(tokenizer) else pre_tokenizers.ByteLevel.alphabet()
+    if words.keys() >= {*alphabet}:
+        ids = tokenizer.encode(PROBE, add_special_tokens=False).ids
+        if tokenizer.decode(ids, skip_special_tokens=False) in (PROBE, f" {PROBE}"):
+            return
+    raise UserError(
+        f"the tokenizer {path} loses text, as it has no tokens for some of it or changes it: bits"
+        " per byte would be too low. Give one with tokens for all bytes, or omit it."
+    )
+
+
+def has_bytes(tokenizer: Tokenizer) -> bool:
+    """Whether bytes are tokens such as <0x41>, as in SentencePiece."""
+    return tokenizer.token_to_id(BYTES[0]) is not None
+
+
+def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+    """How many bytes of text each token stands for."""
+    found = np.zeros(tokenizer.get_vocab_size(), np.int64)
+    byte_level = not has_bytes(tokenizer)
+    for word, i in tokenizer.get_vocab().items():
+        found[i] = len(word) if byte_level else len(word.replace(SPACE, " ").encode())
+    if not byte_level:
+        found[[tokenizer.token_to_id(word) for word in BYTES]] = 1
+    for i, token in tokenizer.get_added_tokens_decoder().items():
+        found[i] = 0 if token.special else len(token.content.encode())
+    return found
 
 
 def starts(tokenizer: Tokenizer) -> list[str]:
@@ -166,60 +176,20 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
 
 
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The ids of each text; raises `UserError` for one that the tokenizer cannot encode."""
+    """The ids of each text; raises `UserError` for one that no UTF-8 can write."""
     try:
         for text in texts:
             text.encode()
-        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
     except UnicodeEncodeError as error:  # of a command line
         raise UserError(f"{texts[0][:40]!r} is not UTF-8 text ({error.reason}).") from None
-    except Exception as error:  # the package raises nothing narrower
-        raise UserError(
-            f"the tokenizer has no tokens for some of the text ({error}): give another"
-            " --data.tokenizer, which has a word for what it does not know, or all bytes."
-        ) from None
-
-
-@dataclass
-class RoundTrip:
-    """How much of a text comes back from its tokens, found on its first CHECKED_BYTES."""
-
-    tokenizer: Tokenizer
-    bytes: int = 0
-    lost: int = 0
-    """Bytes of the lines that do not come back."""
-
-    def add(self, text: str, ids: list[int]) -> None:
-        """Decodes a document, whose ids begin with the token that starts a document."""
-        if self.bytes >= CHECKED_BYTES:
-            return
-        self.bytes += len(text.encode())
-        if not same(self.tokenizer.decode(ids[1:], skip_special_tokens=False), text):
-            lines = text.splitlines(keepends=True)
-            coded = ids_of(self.tokenizer, lines)
-            decoded = self.tokenizer.decode_batch(coded, skip_special_tokens=False)
-            pairs = zip(lines, decoded, strict=True)
-            self.lost += sum(len(line.encode()) for line, back in pairs if not same(back, line))
-
-    @property
-    def share(self) -> float | None:
-        """The share of the text that is lost; None without a text."""
-        return self.lost / self.bytes if self.bytes else None
-
-
-def same(decoded: str, text: str) -> bool:
-    """Whether a text came back; some tokenizers put a space before it."""
-    return decoded in (text, f" {text}")
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
 
 
 def unreachable(what: str, error: Exception) -> UserError:
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Its second line may have the names that there are.
-    reason = " ".join(said[:2] or [type(error).__name__]).rstrip(".")
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return UserError(
-        f"cannot get {what} from the Hugging Face hub: {reason}. If there is no network here, "
-        "train on files, as --data.paths FILES, or on the default text, both without "
-        "--data.source and --data.hub; a tokenizer can be given as --data.tokenizer "
-        "PATH/tokenizer.json."
+        f"cannot get {what} from the Hugging Face hub: {reason}. Without a network, train on files"
+        " (--data.paths), or on the default text, and give a tokenizer as --data.tokenizer"
+        " PATH/tokenizer.json."
     )

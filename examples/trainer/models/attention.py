@@ -3,37 +3,133 @@
 In rotary positions each pair of numbers of a head, (i, i + K / 2) as in Hugging Face's LLaMA, turns
 by an angle that grows with the position: Su et al., RoFormer (arXiv 2104.09864), section 3.2.
 
+There are three kernels, which compute the same. `plain` holds all scores of a row and head, T x T.
+cuDNN's and Pallas' splash attention do not; they are written for NVIDIA GPUs and TPUs.
+
 Glossary of shapes: B rows, T new tokens, S positions in the cache, D model width, H heads, G heads
 of keys and values, K width of a head.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
-from examples.trainer.models.attention_kernels import KERNELS, choose, largest_logits
-from examples.trainer.models.layers import RULES, Layout, Linear, output_std, shard_count
+from examples.trainer.models.layers import Layout, Linear, output_std
 from examples.trainer.settings.model import ModelConfig, head_size, is_fused, kv_heads
+from examples.trainer.system.errors import UserError
 
-LANES = 128  # numbers in a row of a TPU's vector registers, and of its matrix unit
+KEPT = "attention"  # what rematerialization may keep, by this name
+OWN = {"gpu": "cudnn", "tpu": "splash"}
+"""The kernel that is written for a platform."""
+TILES = (512, 256, 128)  # positions; 512 is MaxText's default, 128 the lanes of a TPU's registers
+HEAD = 64  # widths of heads that splash attention was compiled for here are multiples of this
+
+
+def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return checkpoint_name(jax.nn.dot_product_attention(q, k, v, is_causal=True), KEPT)
+
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:
+    """Pallas' splash attention; `interpret` computes it on any device, slowly."""
+    # Imported here, since it takes a second and only TPUs need it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    t, h, width = q.shape[1:]
+    tile = next(n for n in TILES if t % n == 0)
+    names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+    sizes: dict[str, Any] = {f"block_{name}": tile for name in names}
+    attention = kernels.make_splash_mha(
+        mask=masks.MultiHeadMask([masks.CausalMask((t, t))] * h),
+        block_sizes=kernels.BlockSizes(**sizes),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+        residual_checkpoint_name=KEPT,
+    )
+    rows = (x.swapaxes(1, 2) for x in (q * width**-0.5, k, v))
+    return jax.vmap(attention)(*rows).swapaxes(1, 2)
+
+
+KERNELS = {"plain": plain, "cudnn": cudnn, "splash": splash}
+
+
+def is_of_attention(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """The policy of rematerialization that keeps what these kernels give, and nothing else."""
+    named = primitive.name == "name" and parameters["name"] == KEPT
+    return named or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN's
+
+
+class Choice(NamedTuple):
+    """A kernel, and why another one that was wanted cannot run; empty if it can."""
+
+    kernel: str
+    reason: str
+
+
+@functools.cache
+def choose(config: ModelConfig, layout: Layout, length: int) -> Choice:
+    """The kernel for rows of `length` tokens: the one asked for, or plain if that cannot run."""
+    wanted = config.attention
+    if wanted == "auto":
+        wanted = OWN.get(layout.platform, "plain")
+    width, reason = head_size(config), ""
+    if wanted in OWN.values() and OWN.get(layout.platform) != wanted:
+        reason = f"{wanted} is not for a {layout.platform}"
+    elif wanted == "cudnn":
+        shape = (1, length, config.n_head, width)
+        row = jax.ShapeDtypeStruct(shape, jnp.dtype(config.compute_dtype))
+        reason = problem_of_cudnn(row, layout)
+    elif wanted == "splash" and (length % TILES[-1] or width % HEAD):
+        reason = f"splash needs rows of a multiple of {TILES[-1]} tokens and heads of {HEAD}"
+    return Choice("plain", reason) if reason else Choice(wanted, "")
+
+
+def problem_of_cudnn(row: jax.ShapeDtypeStruct, layout: Layout) -> str:
+    """Why cuDNN cannot compute the attention of a row, and its gradient; empty if it can."""
+
+    def total(x: jax.Array) -> jax.Array:
+        return cudnn(x, x, x).astype(jnp.float32).sum()
+
+    try:
+        gradient = jax.jit(jax.grad(total)).trace(row)
+        # Some installations lack a library that cuDNN loads when it compiles (JAX issue 32430).
+        # Compile-only devices and other hosts cannot be tried.
+        if layout.is_here:
+            gradient.lower().compile()
+    except (RuntimeError, NotImplementedError, ValueError) as error:  # XLA's are RuntimeErrors
+        return f"cudnn: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    return ""
+
+
+def check_attention(config: ModelConfig, layout: Layout) -> None:
+    """Refuses a kernel that was asked for by name and cannot run."""
+    choice = choose(config, layout, config.context)
+    if choice.reason and config.attention != "auto":
+        raise UserError(
+            f"--model.attention {config.attention} cannot be used: {choice.reason}. Choose auto or"
+            " plain."
+        )
+
+
+def describe(config: ModelConfig, layout: Layout) -> str:
+    """The kernel in words, with the reason if it is not the one written for the device."""
+    kernel, reason = choose(config, layout, config.context)
+    return f"{kernel} attention" + (f" ({reason})" if reason else "")
 
 
 def rotation_angles(positions: jax.Array, k: int, base: float) -> jax.Array:
     """The angle by which each pair of a head is rotated at each position, (T, K / 2)."""
     speeds = base ** (-jnp.arange(0, k, 2) / k)  # radians per token, from 1 down
     return positions[:, None] * speeds[None]
-
-
-def rotate_heads(x: jax.Array, angles: jax.Array, layout: Layout) -> jax.Array:
-    """:func:`rotate`, or on a TPU the same by :func:`rotate_by_product`."""
-    if layout.platform != "tpu":
-        return rotate(x, angles)
-    h, k = x.shape[2:]
-    shards = shard_count(layout.mesh, RULES["heads"]) if layout.mesh else 1
-    group = max(1, LANES // k)
-    return rotate_by_product(x, angles, 1 if h % (group * shards) else group)
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
@@ -45,43 +141,6 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
     return rotated.astype(x.dtype)
-
-
-def rotate_by_product(x: jax.Array, angles: jax.Array, group: int) -> jax.Array:
-    """The same numbers: (a, b) cos + (b, a) (-sin, sin), with a product that exchanges halves.
-
-    A TPU has to move numbers between lanes to cut heads in halves. Its matrix unit exchanges them
-    on the way, and the product is exact, as each sum has one term. `group` heads are taken
-    together, so that they fill the lanes.
-    """
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    tables = (jnp.concatenate(halves, axis=-1) for halves in ((cos, cos), (-sin, sin)))
-    cos, sin = (jnp.tile(table, (1, group))[None, :, None] for table in tables)
-    k = x.shape[-1]
-    exchange = jnp.kron(jnp.eye(group), jnp.roll(jnp.eye(k), k // 2, axis=0)).astype(x.dtype)
-    return turn(x.reshape(*x.shape[:2], -1, group * k), cos, sin, exchange).reshape(x.shape)
-
-
-@jax.custom_vjp
-def turn(x: jax.Array, cos: jax.Array, sin: jax.Array, exchange: jax.Array) -> jax.Array:
-    """Computes x cos + (x exchange) sin in float32; only `x` has a gradient."""
-    exchanged = jnp.matmul(x, exchange, precision="highest", preferred_element_type=jnp.float32)
-    return (x.astype(jnp.float32) * cos + exchanged * sin).astype(x.dtype)
-
-
-def turn_forward(x: jax.Array, *tables: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return turn(x, *tables), tables
-
-
-def turn_backward(
-    tables: tuple[jax.Array, ...], g: jax.Array
-) -> tuple[jax.Array, None, None, None]:
-    """Turns the gradient back, which rounds it once; JAX's own transpose would round it twice."""
-    cos, sin, exchange = tables
-    return turn(g, cos, -sin, exchange), None, None, None
-
-
-turn.defvjp(turn_forward, turn_backward)
 
 
 class KV(NamedTuple):
@@ -99,21 +158,18 @@ def attend(
     start: jax.Array | int,
     config: ModelConfig,
     layout: Layout,
-    documents: jax.Array | None = None,
 ) -> tuple[jax.Array, KV | None]:
     """The attention output for each new token, (B, T, H, K), and the cache with the new tokens.
 
     Without a cache, each token attends to itself and to earlier tokens of its row, by the kernel
-    that `config` asks for; with `documents` (B, T), to those of its document. With a cache, the new
-    tokens have the positions from `start` on, and attend to all positions up to their own: who
-    keeps documents apart begins a new cache with each.
+    that `config` asks for. With a cache, the new tokens have the positions from `start` on, and
+    attend to all positions up to their own.
     """
     t = q.shape[1]
     if kv_cache is None or (isinstance(start, int) and start == 0 and t == kv_cache.keys.shape[1]):
         kernel = KERNELS[choose(config, layout, t).kernel]
         keys, values = (for_each_query(x, q) for x in (k, v))
-        masked = () if documents is None else (documents,)
-        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values, *masked)
+        mixed = layout.divide(kernel, ("batch", None, "heads", None), q, keys, values)
         return mixed, None if kv_cache is None else KV(k, v)  # which fill the cache
     kv_cache = KV(
         jax.lax.dynamic_update_slice_in_dim(kv_cache.keys, k, start, axis=1),
@@ -147,15 +203,11 @@ class Attention(nnx.Module):
     its value, then the next head, as in Megatron-LM. So each shard of the columns has whole heads,
     and no device needs the columns of another. To the optimizer the kernel is one matrix of 3 D
     outputs; its norms of rows and columns do not depend on the order of the outputs.
-
-    With `measures`, which training with QK-clip sets, calls without a cache return in its place the
-    largest logit of each head, (H,).
     """
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
         d, given = config.d_model, (config, layout, rngs, config.family == "gpt")
         self.config, self.layout, self.fused = config, layout, is_fused(config)
-        self.measures = False
         if self.fused:
             self.qkv = Linear(d, 3 * d, ("embed", "heads"), *given)
         else:
@@ -166,27 +218,14 @@ class Attention(nnx.Module):
         self.out = Linear(d, d, ("heads", "embed"), *given, output_std(config))
 
     def __call__(
-        self,
-        x: jax.Array,
-        kv_cache: Any,
-        start: jax.Array | int,
-        angles: jax.Array | None = None,
-        documents: jax.Array | None = None,
+        self, x: jax.Array, kv_cache: Any, start: jax.Array | int, angles: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
-        """Lets each position attend to itself and to earlier ones; rotates by `angles` if given.
-
-        With the number of each token's document, (B, T), to those of its document.
-        """
+        """Lets each position attend to itself and to earlier ones; rotates by `angles` if given."""
         q, k, v = self.heads(x)  # [B, T, H, K]
         if angles is not None:
-            q, k = (rotate_heads(x, angles, self.layout) for x in (q, k))
-        mixed, kept = attend(q, k, v, kv_cache, start, self.config, self.layout, documents)
-        if self.measures and kv_cache is None:
-            axes = ("batch", None, "heads", None)
-            masked = () if documents is None else (documents,)
-            fixed = (*jax.lax.stop_gradient((q, for_each_query(k, q))), *masked)
-            kept = self.layout.divide(largest_logits, axes, *fixed).max(axis=(0, 1, 3))
-        return self.out(mixed.reshape(x.shape)), kept  # [B, T, D]
+            q, k = rotate(q, angles), rotate(k, angles)
+        mixed, kv_cache = attend(q, k, v, kv_cache, start, self.config, self.layout)
+        return self.out(mixed.reshape(x.shape)), kv_cache  # [B, T, D]
 
     def heads(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries (B, T, H, K), and keys and values (B, T, G, K), of `x` (B, T, D)."""

@@ -12,10 +12,6 @@ GPT is by default that of the Muon+ paper as its code has it (K1seki221/MuonPlus
 positions, a fused projection to queries, keys and values, LayerNorm in the blocks and an RMSNorm
 before the head, and output projections that begin smaller in deeper models. LLaMA: Touvron et al.
 (arXiv 2302.13971), section 2.2; `settings/presets.py` has the sizes.
-
-Documents may follow each other in a row of tokens and be kept apart in it. The token that stands
-between documents begins one: texts are encoded with it in front, and so are prompts. Tokens before
-the first one in a row are the rest of an earlier document.
 """
 
 from collections.abc import Callable
@@ -27,8 +23,7 @@ import optax
 from flax import nnx
 from jax.typing import ArrayLike
 
-from examples.trainer.models.attention import Attention, rotation_angles
-from examples.trainer.models.attention_kernels import is_of_attention
+from examples.trainer.models.attention import Attention, is_of_attention, rotation_angles
 from examples.trainer.models.layers import (
     HEAD,
     ONE_DEVICE,
@@ -45,12 +40,6 @@ from examples.trainer.settings.model import (
     hidden_width,
     is_gated,
 )
-
-
-def document_positions(tokens: jax.Array, first: int) -> jax.Array:
-    """The position of each token (B, T) in its document, or in its row if that begins before."""
-    place = jnp.arange(tokens.shape[1])[None]
-    return place - jax.lax.cummax(jnp.where(tokens == first, place, 0), axis=1)
 
 
 class MLP(nnx.Module):
@@ -94,10 +83,9 @@ class Block(nnx.Module):
         kv_cache: Any,
         start: jax.Array | int,
         angles: jax.Array | None,
-        documents: jax.Array | None,
     ) -> tuple[jax.Array, Any]:
         first, second = (getattr(self, f"{self.norm}_{i}") for i in (1, 2))
-        attended, kv_cache = self.attn(first(x), kv_cache, start, angles, documents)
+        attended, kv_cache = self.attn(first(x), kv_cache, start, angles)
         x = x + attended
         return x + self.mlp(second(x)), kv_cache  # [B, T, D]
 
@@ -175,18 +163,14 @@ class LanguageModel(nnx.Module):
         self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
     ) -> tuple[jax.Array, Any]:
         """What the head turns into logits, [B, T, D], and the KV cache."""
-        config, first = self.config, self.config.document_token
+        config = self.config
         x, angles = self.wte(tokens), None  # [B, T, D]
         place = jnp.arange(tokens.shape[1])
         if config.family == "gpt":
-            own = place[None] if first is None else document_positions(tokens, first)
-            x = x + self.wpe(start + own)
+            x = x + self.wpe(start + place[None])
         else:
-            # Also where documents begin anew: only differences of rotary positions matter.
             angles = rotation_angles(start + place, head_size(config), config.rope_base)
-        # The number of each token's document (B, T), counted from the start of its row.
-        numbers = None if first is None else jnp.cumsum(tokens == first, axis=1)
-        x, kv_cache = run_blocks(self.blocks, config, x, kv_cache, start, angles, numbers)
+        x, kv_cache = run_blocks(self.blocks, config, x, kv_cache, start, angles)
         return getattr(self, f"{self.norm}_f")(x), kv_cache
 
     def head(self) -> jax.Array:

@@ -68,8 +68,6 @@ class Layout:
     """
 
     mesh: Mesh | None = None
-    replica_sum_dtype: str = "float32"
-    """In which replicas add their gradients."""
 
     @property
     def devices(self) -> int:
@@ -85,12 +83,6 @@ class Layout:
         """Whether a device can be used by this process, not only compiled for."""
         return not self.mesh or bool(set(self.mesh.devices.flat).intersection(jax.local_devices()))
 
-    @property
-    def has_rounded_sums(self) -> bool:
-        """Whether there are replicas, and they add gradients in another type than float32."""
-        several = self.mesh is not None and self.mesh.shape["data"] > 1
-        return several and self.replica_sum_dtype != "float32"
-
     def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """`x`, whose axes have these names, sharded accordingly."""
         if self.mesh is None or self.devices == 1:
@@ -101,46 +93,6 @@ class Layout:
     def gather(self, shard: jax.Array, *axes: str | None) -> jax.Array:
         """A parameter as the product with it needs it: whole along fsdp."""
         return self.place(shard, *(None if axis == "embed" else axis for axis in axes))
-
-    def sum_of_rows(
-        self, function: Callable[..., jax.Array], axes: Axes, *rows: tuple[jax.Array, Axes]
-    ) -> jax.Array:
-        """`function` of arrays of rows with their axes: a sum over rows, in float32.
-
-        Each device calls it with its rows. The results are added in float32 along fsdp, where links
-        are fast, and along data in `replica_sum_dtype`. Each keeps its shard, as `axes` say.
-        """
-        arrays = [x for x, _ in rows]
-        if not self.rounds_sums(len(arrays[0])):
-            return self.place(function(*arrays), *axes)
-        assert self.mesh is not None
-        out = spec(axes, jax.eval_shape(function, *arrays).shape, self.mesh)
-        cut = next((i for i, on in enumerate(out) if on and "fsdp" in on), None)
-        return jax.shard_map(
-            lambda *arrays: self.sum_of_parts(function(*arrays), cut),
-            mesh=self.mesh,
-            in_specs=tuple(spec(names, x.shape, self.mesh) for x, names in rows),
-            out_specs=out,
-            check_vma=False,
-        )(*arrays)
-
-    def rounds_sums(self, rows: int) -> bool:
-        """The same for gradients of so many rows, which all devices must share."""
-        even = self.mesh is not None and rows % shard_count(self.mesh, RULES["batch"]) == 0
-        return even and self.has_rounded_sums
-
-    def sum_of_parts(self, part: jax.Array, cut: int | None) -> jax.Array:
-        """Inside of `shard_map`: the sum of the devices' parts, sharded along the axis `cut`."""
-        if self.devices == 1:
-            return part
-        axes = RULES["batch"]
-        if cut is not None:
-            part = jax.lax.psum_scatter(part, "fsdp", scatter_dimension=cut, tiled=True)
-            axes = ("data",)
-        if not self.has_rounded_sums:
-            return jax.lax.psum(part, axes)
-        part = part if cut is not None else jax.lax.psum(part, "fsdp")
-        return jax.lax.psum(part.astype(self.replica_sum_dtype), "data")
 
     def divide(
         self, function: Callable[..., jax.Array], axes: Axes, *arrays: jax.Array
@@ -200,13 +152,9 @@ def product_backward(
     # layers from one to the other.
     kernel, dy = jax.lax.optimization_barrier((kernel, dy))
     dx = dy @ layout.gather(kernel.astype(x.dtype), *axes).T
-    of_x, of_y = (("batch", None, activation(axis)) for axis in axes)
-    dk = layout.sum_of_rows(kernel_gradient, axes, (x, of_x), (dy, of_y))
-    return layout.place(dx, *of_x), dk.astype(kernel.dtype)
-
-
-def kernel_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
-    return jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
+    dk = jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
+    dx = layout.place(dx, "batch", None, activation(axes[0]))
+    return dx, layout.place(dk, *axes).astype(kernel.dtype)
 
 
 sharded_product.defvjp(product_forward, product_backward)
@@ -242,23 +190,9 @@ def look_up_backward(
 ) -> tuple[jax.Array, None]:
     """The sum of the gradients of the rows with the same id."""
     table, ids = kept
-
-    if layout.rounds_sums(len(ids)):
-        of_rows = ("batch", None)
-        summed = layout.sum_of_rows(
-            lambda ids, dy: row_gradients(jnp.zeros(table.shape, jnp.float32), ids, dy),
-            (None, "embed"),
-            (ids, of_rows),
-            (dy, (*of_rows, None)),
-        )
-    else:
-        zeros = layout.gather(jnp.zeros(table.shape, jnp.float32), "vocab", "embed")
-        summed = row_gradients(zeros, ids, dy)
+    zeros = layout.gather(jnp.zeros(table.shape, jnp.float32), "vocab", "embed")
+    summed = zeros.at[ids].add(dy.astype(jnp.float32))
     return layout.place(summed, "vocab", "embed").astype(table.dtype), None
-
-
-def row_gradients(zeros: jax.Array, ids: jax.Array, dy: jax.Array) -> jax.Array:
-    return zeros.at[ids].add(dy.astype(jnp.float32))
 
 
 sharded_look_up.defvjp(look_up_forward, look_up_backward)

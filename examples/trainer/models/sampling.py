@@ -1,8 +1,7 @@
 """Sampling tokens from a model.
 
 Keys and values of earlier tokens are cached, so that each new token costs a pass over one token.
-When the model's context is full, the last half of it is read again and sampling continues. A model
-whose documents are masked from each other reads anew, too, where it begins a document.
+When the model's context is full, the last half of it is read again and sampling continues.
 """
 
 import functools
@@ -49,14 +48,13 @@ def sample_ids(
     validation.check(sampling)
     read_window, read_token = make_steps(forward, model, key.sharding, sampling)
     text, kv_cache, filled = list(ids), None, 0
-    begin = document_start(text, model)
     for i in range(n_new):
         step_key = jax.random.fold_in(key, i)
         if kv_cache is None or filled == model.context:
             # The first window takes as much of the prompt as fits. Later windows begin with half
             # of the context, so that the next one is due only after as many tokens.
             size = model.context if kv_cache is None else max(1, model.context // 2)
-            kept = text[max(begin, len(text) - size) :]
+            kept = text[max(0, len(text) - size) :]
             window = np.zeros((1, model.context), np.int32)
             window[0, : len(kept)] = kept
             token, kv_cache = read_window(params, window, len(kept), step_key)
@@ -66,14 +64,7 @@ def sample_ids(
             token, kv_cache = read_token(params, last, kv_cache, filled, step_key)
             filled += 1
         text.append(int(token))
-        if text[-1] == model.document_token:
-            begin, kv_cache = len(text) - 1, None
     return text[len(ids) :]
-
-
-def document_start(ids: Sequence[int], model: ModelConfig) -> int:
-    """Where the last document begins, which alone the next token depends on; 0 if all count."""
-    return max((i for i, token in enumerate(ids) if token == model.document_token), default=0)
 
 
 @functools.lru_cache(maxsize=2)  # several texts are often sampled from one model

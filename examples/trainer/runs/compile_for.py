@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from examples.compiled_programs import hlo, products, targets, walk
 from examples.compiled_programs.targets import Target
 from examples.trainer.data import tokenizer
-from examples.trainer.models import attention_kernels
+from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
@@ -66,7 +66,7 @@ def report(words: Sequence[str]) -> int:
     }
     lines = [memory(name, one, target) for name, one in {"training step": step, **others}.items()]
     print(f"{preset} on {asked.compile_for}, {sharding.describe(mesh)}")
-    print(f"attention by {attention_kernels.describe(config.model, Layout(mesh))}\n")
+    print(f"attention by {attention.describe(config.model, Layout(mesh))}\n")
     print(tables.plain(HEAD, [line[:-1] for line in lines]) + "\n")
     print("\n".join(work(step)))
     fits = all(share <= (USABLE_OF_GPU if target.is_gpu else 1.0) for *_, share in lines)
@@ -87,7 +87,7 @@ def target_of(text: str) -> Target:
 
 def vocabulary(config: RunConfig) -> int:
     """The tokens of the vocabulary; the most it can have if it is still to be trained."""
-    name = config.data.tokenizer or ("" if config.data.trains_tokenizer else "gpt2")
+    name = config.data.tokenizer or ("" if config.data.source == "files" else "gpt2")
     if name in VOCABULARIES:
         return VOCABULARIES[name]
     return tokenizer.named(name, Path()).get_vocab_size() if name else config.data.vocab_size

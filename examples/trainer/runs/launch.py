@@ -10,11 +10,10 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from examples.trainer.data.mixture import BLOCK
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import cache_folder
 from examples.trainer.data.tokenizer import end_of, ids_of
-from examples.trainer.models import attention_kernels
+from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes, tracker
@@ -31,7 +30,6 @@ from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system import exit_status, files, tables
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.evaluate import loses_text
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
 from examples.trainer.training.step import TrainState
 
@@ -197,24 +195,15 @@ def describe_setup(
     lines = [
         tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
-        f"{attention_kernels.describe(config.model, Layout(setup.mesh))}",
+        f"{attention.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
         f"tokens, {tokens} in the vocabulary",
     ]
-    if loses_text(data.lost):
-        lines.append(
-            f"       the tokenizer loses {data.lost:.1%} of the validation text, so that bits per"
-            " byte are not comparable, and are left out"
-        )
-    for part, times in zip(data.parts, epochs, strict=False):
-        lines.append(
-            f"       {part.rows / BLOCK:.2%} of the rows from {part.name}, {times:.2f} epochs"
-        )
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
     lines.append(
         f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
-        f"{'' if data.parts else f'({epochs[0]:.2f} epochs), '}in {folder}"
+        f"({epochs:.2f} epochs), in {folder}"
     )
     console.print("\n".join(lines))

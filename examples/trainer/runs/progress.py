@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from examples.trainer.runs.metrics import DURATION, GRADIENT_NORM, MFU, TOKENS_PER_SECOND
-from examples.trainer.training.evaluate import in_words, short
+from examples.trainer.training.evaluate import short
 
 QUIET_SECONDS = 10.0  # after which a line says how far the run is, where there is no bar
 TIMED = 50  # steps whose median the remaining time is from
@@ -92,7 +92,7 @@ class Display:
             f"{self.status}\n"
             f"{'':8}val loss {figures['val_loss']:.3f}  "
             f"perplexity {short(figures['val_perplexity'])}  "
-            f"bits per byte {in_words(figures.get('val_bits_per_byte'), 3)}",
+            f"bits per byte {figures['val_bits_per_byte']:.3f}",
         )
         for values in self.timed.values():
             values.clear()

@@ -19,7 +19,7 @@ from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, read_
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
-from examples.trainer.training.evaluate import in_words, short
+from examples.trainer.training.evaluate import short
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black
@@ -81,7 +81,7 @@ def summary(records: list[dict[str, Any]]) -> str:
         f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
         f"validation loss  {val[VAL_LOSS]:.4f}",
         f"perplexity       {short(val['val_perplexity'])}",
-        f"bits per byte    {in_words(val.get('val_bits_per_byte'), 4)}",
+        f"bits per byte    {val['val_bits_per_byte']:.4f}",
     ]
     if speeds:
         lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")

@@ -4,9 +4,8 @@ import dataclasses
 from typing import Literal
 
 import pydantic
-import tyro
 
-from examples.trainer.settings.validation import STRICT, Count, CountOrZero, FinitePositive
+from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,20 +52,14 @@ class ModelConfig:
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of parameters and optimizer state. float32 with activations in bfloat16 is mixed
     precision; bfloat16 halves the memory, as the paper's GPT-Huge and LLaMA-7B have it."""
-    attention: Literal["auto", "plain", "chunked", "cudnn", "splash"] = "auto"
+    attention: Literal["auto", "plain", "cudnn", "splash"] = "auto"
     """plain holds all scores of a row, context x context numbers for each head; the others do not.
-    auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise chunked."""
+    auto: cudnn on NVIDIA GPUs and splash on TPUs where they can run, otherwise plain."""
     remat: Literal["none", "full", "attention"] = "none"
     """full: recompute the activations of each block in the backward pass, for less memory; on a CPU
     only together with scan. attention: the same, but for what the kernel of attention gives."""
-    replica_sum_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which replicas (data of --mesh) add their gradients, which devices of fsdp have added in
-    float32 before. bfloat16 halves the bytes that go between hosts, and changes losses."""
     scan: bool = False
     """Stack the blocks' parameters and compile one block for all: deep models compile faster."""
-    document_token: tyro.conf.Suppress[CountOrZero | None] = None
-    """The token that begins a document, where documents are masked from each other: of the
-    tokenizer, by --data.document-mask."""
 
     @pydantic.model_validator(mode="after")
     def fitting(self) -> "ModelConfig":

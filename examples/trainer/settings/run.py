@@ -119,9 +119,3 @@ class RunConfig:
     """Start of the sample written at the end; empty: the start of a document."""
     sample_tokens: Count = 200
     """Length of the sample in tokens."""
-
-
-def with_document_token(config: RunConfig, token: int | None) -> RunConfig:
-    """The run whose network masks documents that begin with this token; None for no mask."""
-    network = dataclasses.replace(config.model, document_token=token)
-    return dataclasses.replace(config, model=network)

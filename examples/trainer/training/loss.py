@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from examples.trainer.models.layers import HEAD, ONE_DEVICE, RULES, Layout, shard_count, spec
+from examples.trainer.models.layers import HEAD, RULES, Layout, shard_count, spec
 
 CHUNK_BYTES = 512 * 2**20
 """Most bytes of the float32 logits of a chunk: 4,000 tokens by 32,000 words. The gradient of the
@@ -80,7 +80,7 @@ def token_scores(x: jax.Array, head: jax.Array, targets: jax.Array, layout: Layo
 class Shards(NamedTuple):
     """How many words and bytes of a chunk there are, and the mesh axes that cut the arrays.
 
-    These are rows, words and the head's width. The layout adds gradients of devices.
+    These are rows, words and the head's width.
     """
 
     words: int
@@ -88,7 +88,6 @@ class Shards(NamedTuple):
     batch: tuple[str, ...] = ()
     vocab: tuple[str, ...] = ()
     embed: tuple[str, ...] = ()
-    layout: Layout = ONE_DEVICE
 
 
 def on_mesh(
@@ -109,7 +108,7 @@ def on_mesh(
     targets = jnp.pad(targets, ((0, more_rows), (0, 0)), constant_values=NO_TARGET)
     head = jnp.pad(head, ((0, 0), (0, more_words)))
     head_spec = spec(HEAD, head.shape, mesh)
-    shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or (), layout)
+    shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or ())
     scores, gradients = jax.shard_map(
         functools.partial(on_device, shards=shards, with_gradients=with_gradients),
         mesh=mesh,
@@ -157,7 +156,11 @@ def on_device(
     if not with_gradients:
         return scores, None
     dx = dx.reshape(-1, x.shape[-1])[: targets.size].reshape(x.shape)
-    dhead = shards.layout.sum_of_parts(dhead[:, :width], 0 if shards.embed else None)
+    dhead, axes = dhead[:, :width], shards.batch
+    if shards.embed:  # of which each device keeps its shard
+        dhead = jax.lax.psum_scatter(dhead, shards.embed, scatter_dimension=0, tiled=True)
+        axes = tuple(axis for axis in axes if axis not in shards.embed)
+    dhead = jax.lax.psum(dhead, axes)
     return scores, (dx, dhead)
 
 

@@ -9,12 +9,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from examples.trainer.data.mixture import Batches, loader_of
+from examples.trainer.data.loader import Loader, loader_of
 from examples.trainer.data.token_folder import Dataset
-from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models.language_model import Forward
 from examples.trainer.models.layers import Layout
-from examples.trainer.settings import run, validation
+from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -102,7 +101,7 @@ class TrainingSetup:
     config: RunConfig
     mesh: Mesh
     dataset: Dataset
-    loader: Batches
+    loader: Loader
     program: Program
     init: Callable[[], TrainState]
     """Makes the state before the first step, from the seed of the configuration."""
@@ -121,8 +120,6 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
     loader = loader_of(config, dataset)
-    first = end_id(dataset.tokenizer) if config.data.document_mask else None
-    config = run.with_document_token(config, first)
     optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
     program = program_of(config, words, mesh)
     rates = optimizers.rates(optimizer)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.models.attention_kernels import check_attention
+from examples.trainer.models.attention import check_attention
 from examples.trainer.models.language_model import Forward, LanguageModel, build
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
@@ -57,7 +57,7 @@ def on_targets(
 
 
 def layout_of(config: ModelConfig, mesh: Mesh) -> Layout:
-    return Layout(mesh, config.replica_sum_dtype)
+    return Layout(mesh)
 
 
 def make_model(
