@@ -13,7 +13,8 @@ import optax
 from jax.sharding import AxisType
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.frame.leaves import (
+from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import (
     ADAM,
     GIVEN,
     MUON,
@@ -23,7 +24,6 @@ from optax_muonplus.frame.leaves import (
     ResolvedTree,
     axes_of_type,
 )
-from optax_muonplus.frame.program import Program
 from optax_muonplus.messages import fold, listed, without_numbers
 from optax_muonplus.method import MatrixFunction, Orthogonalize, ScaleByShape, accumulation_dtype
 from optax_muonplus.muonplus import muonplus

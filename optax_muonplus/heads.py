@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import listed
 from optax_muonplus.trees import (
     FlatTree,

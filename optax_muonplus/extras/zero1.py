@@ -12,7 +12,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 
 from optax_muonplus.frame.checks import beside_updates
-from optax_muonplus.frame.leaves import LeafSharding, as_named, axes_of_type
+from optax_muonplus.frame.record import LeafSharding, as_named, axes_of_type
 from optax_muonplus.messages import Path, flatten_tree, path_name
 from optax_muonplus.run.replicas import added_axes, gather, moved_to
 from optax_muonplus.trees import (

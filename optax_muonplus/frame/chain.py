@@ -20,10 +20,10 @@ from optax_muonplus.frame.checks import (
     check_only_matrices,
 )
 from optax_muonplus.frame.fused import FusedLink
-from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
 from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.plain import Run, plainly
 from optax_muonplus.frame.program import DualNorm
+from optax_muonplus.frame.record import LeafInfo, ResolvedTree
 from optax_muonplus.messages import check_leaves, check_state
 from optax_muonplus.method import MatrixFunction, narrowed
 
@@ -198,7 +198,6 @@ def _link_of(parts: Sequence[Any], run: Run) -> Any:
 
 
 def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
-    """Returns whether updates can be multiplied by a rate in the dtypes that they have."""
 
     def is_wide(update: Any, parameter: Any) -> bool:
         dtype = jnp.result_type(update)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import Path, flatten_with_names, fold_all, listed, path_name
 from optax_muonplus.method import supported
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.momentum import Momentum
 from optax_muonplus.frame.operand import Operand
-from optax_muonplus.frame.plainly import Run, plainly
+from optax_muonplus.frame.plain import Run, plainly
 from optax_muonplus.frame.program import DualNorm, Program, compile_parts
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.method import (
     MatrixFunction,
     Normalize,
@@ -88,15 +88,6 @@ class FusedLink:
         return treedef.unflatten(self.run(self.program, operands, leaves)), state
 
 
-def _is_known(function: MatrixFunction, dtype: Any) -> bool:
-    """Tells whether a function of the library is defined for all matrices of ``dtype``."""
-    if type(function) is Orthogonalize and not callable(function.polar):
-        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-        operand = function.compute_dtype
-        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
-    return type(function) in (Normalize, ScaleByShape)
-
-
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
@@ -113,14 +104,20 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
             result = jax.eval_shape(lambda x, function=function: function(x), probe)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        if getattr(result, "shape", None) != probe.shape:
+        becomes_complex = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
+        shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
+        if shape != probe.shape or not supported(dtype) or becomes_complex:
             raise ValueError(
                 f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
-                f" same shape; for {probe.shape} it gave {getattr(result, 'shape', result)}."
+                " same shape, floating-point and real where they are; for"
+                f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )
-        complex_only_now = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
-        if not supported(result.dtype) or complex_only_now:
-            raise ValueError(
-                f"{name}: a function on matrices must map floating-point arrays to such, and real"
-                f" ones to real ones; for {probe.dtype} it gave {result.dtype}. Cast its result."
-            )
+
+
+def _is_known(function: MatrixFunction, dtype: Any) -> bool:
+    """Returns whether a function of the library is defined for all matrices of ``dtype``."""
+    if type(function) is Orthogonalize and not callable(function.polar):
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        operand = function.compute_dtype
+        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
+    return type(function) in (Normalize, ScaleByShape)

@@ -270,19 +270,16 @@ class MatrixLayout:
         return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
 
     def _run_lengths(self) -> list[tuple[int, int]]:
-        """Returns ``(count, size)`` of each run."""
         if self.separate:
             return [(1, size) for size in self.split_sizes]
         return [(len(list(run)), size) for size, run in itertools.groupby(self.split_sizes)]
 
     def _order(self) -> Shape:
-        """Returns the axes in the order of :meth:`to_matrices`."""
         sides = self.output_axes, self.reduction_axes
         return sum(sides[::-1] if self.transposed else sides, self.batch_axes)
 
 
 def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) -> Shape:
-    """Returns axes as non-negative numbers, in the order in which they are flattened."""
     several = isinstance(axes, Sequence) and not isinstance(axes, str)
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)

@@ -12,9 +12,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus.frame.leaves import usable_axes
 from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import usable_axes
 from optax_muonplus.method import narrowed
 from optax_muonplus.run.loops import Platform, map_in_place, sharded_like
 

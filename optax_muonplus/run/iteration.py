@@ -171,7 +171,6 @@ def range_factor(operand: jnp.dtype, row_length: int) -> float:
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Lists the first step of each segment, and the one after its last."""
     return list(itertools.pairwise((0, *restarts, steps)))
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from optax_muonplus.frame.leaves import varying_axes
+from optax_muonplus.frame.record import varying_axes
 
 Tree = TypeVar("Tree")
 Arrays = tuple[jax.Array, ...]

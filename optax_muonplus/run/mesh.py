@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from optax_muonplus.frame.leaves import LeafInfo, LeafSharding, as_named, axes_of_type, usable_axes
 from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import LeafInfo, LeafSharding, as_named, axes_of_type, usable_axes
 from optax_muonplus.run.local import apply_batched, apply_local, apply_to_one
 from optax_muonplus.run.loops import Arrays, Platform, concatenated, on_its_platform, platform_of
 from optax_muonplus.run.plan import Bucket, Round, Route, lines_of, plan

@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus.frame.leaves import usable_axes
 from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import usable_axes
 from optax_muonplus.method import narrower
 from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.sharded_leaf import LANES, ShardedLeaf
@@ -170,7 +170,6 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
 
 
 def _work(item: ShardedLeaf, count: int, program: Program) -> WorkItem:
-    """Counts the work of a program on ``count`` items."""
     shapes = [block[1:] for block in item.layout.block_shapes() for _ in range(block[0])]
     flops = math.prod(item.layout.shape)  # one for each element, if nothing else
     return WorkItem(count, item.lines, flops + sum(map(program.flops, shapes)))
@@ -214,7 +213,6 @@ def cheapest(start: Route, kinds: Sequence[WorkItem], sizes: Mapping[str, int]) 
 
 
 def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yields all subsets, the largest first."""
     for length in range(len(axes), -1, -1):
         yield from itertools.combinations(axes, length)
 

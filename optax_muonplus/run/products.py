@@ -178,7 +178,6 @@ class Products:
         return self.polynomial(gram, row, scale)
 
     def _multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
-        """Multiplies ``y`` by ``p`` on its shorter side."""
         return self.matmul(p, y) if self.left else self.matmul(y, p)
 
     def _scaled(self, p: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -9,7 +9,7 @@ import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from optax_muonplus.frame.leaves import LeafSharding, as_named, usable_axes
+from optax_muonplus.frame.record import LeafSharding, as_named, usable_axes
 from optax_muonplus.run.batches import chunked, grouped
 from optax_muonplus.run.plan import BUCKET_BYTES
 from optax_muonplus.run.sharded_leaf import from_lines, in_lines

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.leaves import LeafInfo, LeafSharding, usable_axes
 from optax_muonplus.frame.operand import Operand
+from optax_muonplus.frame.record import LeafInfo, LeafSharding, usable_axes
 from optax_muonplus.run.batches import MatrixBatch
 
 LANES = 128
@@ -112,11 +112,9 @@ class ShardedLeaf(NamedTuple):
 
     @property
     def _order(self) -> tuple[int, ...]:
-        """The axes of the array, batch axes first."""
         return self.layout.batch_axes + self.layout.matrix_axes
 
     def _cutting(self, axis: int) -> tuple[str, ...]:
-        """Returns the mesh axes of more than one device that cut an axis."""
         mesh, spec = self.sharding
         return tuple(name for name in spec[axis] if mesh.shape[name] > 1)
 

@@ -153,13 +153,11 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
 
 
 def _swapped(batch: MatrixBatch) -> MatrixBatch:
-    """Stores the matrices of a batch the other way."""
     operand = batch.operand.map(lambda x: jnp.swapaxes(x, -1, -2))
     return batch._replace(operand=operand, transposed=not batch.transposed)
 
 
 def _in_a_stack(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to parameters of one matrix each."""
     stack = concatenated([x.operand.load() for x in batches])
     return jnp.split(
         map_slices(batches[0].apply(program), (stack,), 1, in_place=True), len(batches)
@@ -167,6 +165,5 @@ def _in_a_stack(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Ar
 
 
 def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    """Returns ``program`` of the matrices that are computed from arrays like those of ``batch``."""
     function = batch.apply(program)
     return lambda *arrays: function(batch.of(arrays).operand.load())

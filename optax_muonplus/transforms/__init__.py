@@ -8,12 +8,12 @@ from optax_muonplus.frame.chain import Part as Part
 from optax_muonplus.frame.chain import links_of as links_of
 from optax_muonplus.frame.fused import FusedLink as FusedLink
 from optax_muonplus.frame.layout import MatrixLayout as MatrixLayout
-from optax_muonplus.frame.leaves import LeafInfo as LeafInfo
 from optax_muonplus.frame.momentum import Momentum as Momentum
 from optax_muonplus.frame.momentum import MomentumState as MomentumState
-from optax_muonplus.frame.plainly import Run as Run
-from optax_muonplus.frame.plainly import plainly as plainly
+from optax_muonplus.frame.plain import Run as Run
+from optax_muonplus.frame.plain import plainly as plainly
 from optax_muonplus.frame.program import DualNorm as DualNorm
+from optax_muonplus.frame.record import LeafInfo as LeafInfo
 from optax_muonplus.messages import flatten_tree as flatten_tree
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 
 
 def map_blocks(

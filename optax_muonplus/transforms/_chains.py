@@ -9,7 +9,7 @@ import optax
 from optax_muonplus.frame import chain
 from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
-from optax_muonplus.frame.plainly import Run
+from optax_muonplus.frame.plain import Run
 from optax_muonplus.frame.program import DualNorm
 from optax_muonplus.method import (
     ArrayFunction,
@@ -18,14 +18,14 @@ from optax_muonplus.method import (
     Orthogonalize,
     ScaleByShape,
 )
-from optax_muonplus.run.leaves import efficiently
+from optax_muonplus.run.apply import apply
 from optax_muonplus.transforms._where import Matrices, one_of
 
 
 def matrix_chain(
     *links: Part,
     where: Matrices | None = None,
-    run: Run = efficiently,
+    run: Run = apply,
 ) -> MatrixTransformation:
     """One transformation of several links, each of which receives the records of matrices.
 

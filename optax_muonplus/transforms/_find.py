@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.trees import (
     FlatTree,
     LayerAxes,

@@ -5,7 +5,7 @@ from typing import Any
 import optax
 
 from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
-from optax_muonplus.run.leaves import efficiently
+from optax_muonplus.run.apply import apply
 from optax_muonplus.transforms._chains import matrix_chain, parts_of
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition
@@ -82,6 +82,6 @@ def optimizer(
         decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
         scale_by_rate(learning_rate),
         where=where,
-        run=rule.run if isinstance(rule, MatrixTransformation) else efficiently,
+        run=rule.run if isinstance(rule, MatrixTransformation) else apply,
     )
     return partition(matrices, others)

@@ -16,7 +16,7 @@ from optax_muonplus.frame.chain import (
     MatrixTransformation,
     TreeTransformation,
 )
-from optax_muonplus.frame.leaves import ADAM, MUON, ResolvedTree
+from optax_muonplus.frame.record import ADAM, MUON, ResolvedTree
 from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.frame.leaves import ResolvedTree
+from optax_muonplus.frame.record import ResolvedTree
 from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
 
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from optax import MaskedNode
 
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import Path, flatten_tree, flatten_with_names, is_hole, path_name
 
 

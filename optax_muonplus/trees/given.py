@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optax_muonplus.frame.layout import AxisNumbers, DimensionNumbers, Shape
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import listed
 from optax_muonplus.trees.flatten import FlatTree
 from optax_muonplus.trees.language import PathRule

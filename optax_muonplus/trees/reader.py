@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from optax_muonplus.frame.layout import DimensionNumbers, DimensionNumbersTree, MatrixLayout, Shape
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.trees.flatten import FlatTree, normalize_paths
 from optax_muonplus.trees.given import (
     LayerAxes,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_muonplus.frame.layout import DimensionNumbers, DimensionNumbersTree
-from optax_muonplus.frame.leaves import LeafInfo, ResolvedTree
+from optax_muonplus.frame.record import LeafInfo, ResolvedTree
 from optax_muonplus.messages import VALUE
 from optax_muonplus.trees.flatten import FlatTree, broadcast_prefix
 from optax_muonplus.trees.reader import RuleReader, check_known, reader_of, with_layouts

@@ -21,7 +21,7 @@ from jax.sharding import (
 )
 
 from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.leaves import (
+from optax_muonplus.frame.record import (
     LeafInfo,
     LeafSharding,
     ResolvedTree,

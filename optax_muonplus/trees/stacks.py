@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from optax_muonplus.frame.layout import Shape
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import Path, listed
 
 _KERNEL = re.compile("(?i)kernel$|^w$")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from optax_muonplus.frame.layout import MatrixLayout, MuonDimensionNumbers, Shape
-from optax_muonplus.frame.leaves import LeafInfo
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import fold_all, path_name
 from optax_muonplus.trees.neighbours import WIDEST
 from optax_muonplus.trees.stacks import Stack, infer_stacks, is_container

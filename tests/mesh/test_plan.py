@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
 from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.leaves import LeafSharding
+from optax_muonplus.frame.record import LeafSharding
 from optax_muonplus.run import plan as planning
 from optax_muonplus.run.plan import Route, WorkItem, assign, cheapest, lines_of
 from optax_muonplus.run.sharded_leaf import ShardedLeaf

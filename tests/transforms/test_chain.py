@@ -10,7 +10,7 @@ import optax_muonplus as omp
 from optax_muonplus.contrib import NorMuon
 from optax_muonplus.frame import chain
 from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.leaves import MUON, LeafInfo, ResolvedTree
+from optax_muonplus.frame.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import (

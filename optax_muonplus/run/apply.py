@@ -6,16 +6,16 @@ import jax
 import jax.core
 from jax.sharding import AxisType, PartitionSpec
 
-from optax_muonplus.frame.leaves import LeafInfo, axes_of_type
 from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import LeafInfo, axes_of_type
 from optax_muonplus.method import narrowed
 from optax_muonplus.run.local import apply_local
 from optax_muonplus.run.mesh import apply_sharded
 from optax_muonplus.run.polar import for_platform
 
 
-def efficiently(
+def apply(
     program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.

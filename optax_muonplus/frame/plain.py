@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.frame.leaves import LeafInfo
 from optax_muonplus.frame.operand import Operand
 from optax_muonplus.frame.program import Program
+from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.method import narrowed
 
 Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
