@@ -1,7 +1,7 @@
 """Prepares a text without training: `python -m examples.data --help`.
 
 This is for FineWeb before many processes need it, or where only one machine has a network.
-`python -m examples.data prepare --help` tokenizes many files in many processes.
+`python -m examples.data prepare --help` tokenizes many files.
 """
 
 import sys

@@ -1,11 +1,7 @@
-"""Many files tokenized in many processes, of which none outlives its command."""
+"""Many files, each of which is tokenized once."""
 
 import json
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from examples.trainer.data.corpus import split_by
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
-from tests.support.trainer import PATIENCE, ROOT, quiet, wait_for
+from tests.support.trainer import quiet
 
 
 def sentences(number):
@@ -50,8 +46,8 @@ def opened(files, out="out"):
     return prepare(DataConfig(source="prepared", paths=(str(files.parent / out),)), quiet)
 
 
-def test_all_documents_are_there_once_whatever_the_workers(files):
-    assert prepared(files, "--workers", "2") == 0
+def test_all_documents_are_there_once(files):
+    assert prepared(files) == 0
     found = opened(files)
     texts = [text for number in range(3) for text in sentences(number)]
     for tokens, held_out in ((found.train, False), (found.val, True)):
@@ -77,7 +73,7 @@ def test_a_part_that_was_stopped_is_not_read_as_whole(files, monkeypatch):
     (part / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"parts/1-\S+ is not complete: prepare it to its end"):
         opened(files)
-    monkeypatch.setattr(tokenize_files, "in_processes", interrupted)
+    monkeypatch.setattr(tokenize_files, "tokenize", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tokenize_files.prepare_files(asked(files), quiet)
     with pytest.raises(UserError, match=r"no parts\.json"):
@@ -106,7 +102,7 @@ def test_names_that_are_no_utf8_and_dots_are_parts(files):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--workers", "0"], "--workers is 0"),
+        (["--val-fraction", "1"], "--val-fraction is 1"),
         (["--text-field", "body"], "has no field 'body'"),
     ],
 )
@@ -153,8 +149,8 @@ def test_a_file_is_not_held_in_memory(files, monkeypatch):
 
     monkeypatch.setattr(token_folder.Writer, "flush", count)
     monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
-    for name, path in tokenize_files.named((str(files),)).items():
-        tokenize_files.tokenize(asked(files, 0.3), name, path)
+    for path in files.iterdir():
+        tokenize_files.tokenize(asked(files, 0.3), tokenize_files.part_of(path), path)
     assert len(waiting) > 6 and max(waiting) < 700
 
 
@@ -188,72 +184,3 @@ def test_a_folder_that_no_run_could_read_is_refused(files, capsys):
         assert prepared(files, *given, fraction, out=split) == 2
         said = capsys.readouterr()
         assert "complete" not in said.out and f"is {split} text" in said.err
-
-
-# Workers
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
-
-
-WORD = "a word of a text "
-
-
-@pytest.fixture
-def command(tmp_path):
-    """A command with two workers, each of which waits for the content of a file."""
-    tokenizer.train([WORD * 99], 300).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "texts").mkdir()
-    for number in range(2):
-        (tmp_path / "texts" / f"{number}.txt").write_text(WORD * 400_000)
-    given = ["--out", str(tmp_path / "out"), "--paths", str(tmp_path / "texts")]
-    given += ["--tokenizer", str(tmp_path / "tokenizer.json"), "--workers", "2"]
-    started = subprocess.Popen(
-        [sys.executable, "-m", "examples.data", "prepare", *given],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    parts = tmp_path / "out" / "parts"
-    try:
-        wait_for(lambda: parts.is_dir() and len(workers(started.pid)) == 2, started, seconds=60)
-        yield started
-    finally:
-        started.kill()
-        started.communicate()
-
-
-def workers(parent):
-    """The processes that a command has spawned to work, and that have not ended."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, above = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            args = (folder / "cmdline").read_text()
-        except OSError:  # it has ended
-            continue
-        if int(above) == parent and "spawn_main" in args and state != "Z":
-            found.append(int(folder.name))
-    return found
-
-
-def is_there(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-@needs_proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_outlives_the_command(command, number):
-    found = workers(command.pid)
-    command.send_signal(number)
-    command.communicate(timeout=PATIENCE)
-    wait_for(lambda: not any(map(is_there, found)), seconds=60)
-
-
-@needs_proc
-def test_a_worker_that_was_ended_is_said(command):
-    os.kill(workers(command.pid)[0], signal.SIGKILL)
-    shown, _ = command.communicate(timeout=PATIENCE)
-    assert command.returncode == 2 and "Traceback" not in shown
-    assert "a worker was ended from outside" in shown

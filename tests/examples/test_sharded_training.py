@@ -11,8 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.compiled_programs import collectives, counts, hlo
-from examples.trainer.data.loader import Loader
-from examples.trainer.data.placement import place_batch
+from examples.trainer.data.loader import Loader, place_batch
 from examples.trainer.runs import processes
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from examples.train import main
-from examples.trainer.data.placement import prefetch
+from examples.trainer.data.loader import prefetch
 from examples.trainer.runs import metrics, progress
 from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND, read_metrics
 from examples.trainer.runs.progress import Display

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from examples.train import main
-from examples.trainer.data.placement import place_batch
+from examples.trainer.data.loader import place_batch
 from examples.trainer.data.prepare import prepare
 from examples.trainer.runs import recorder
 from examples.trainer.runs.metrics import Metrics, read_metrics

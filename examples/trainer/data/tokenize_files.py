@@ -1,19 +1,13 @@
-"""Tokenizes many files in many processes: an output for each file, so that a stop loses one each.
+"""Tokenizes many files: an output for each of them, so that a stop loses one.
 
 A folder that was prepared has `tokenizer.json` and for each file a folder in `parts` with its
 tokens. When all are complete, `parts.json` names them, and `--data.source prepared --data.paths
-FOLDER` reads them.
+FOLDER` reads them. The tokenizer uses all cores.
 """
 
-import functools
 import json
-import multiprocessing
-import os
 import re
-import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +16,7 @@ from pydantic import Field
 
 from examples.trainer.data import corpus, token_folder
 from examples.trainer.data.token_folder import Writer
-from examples.trainer.settings.validation import STRICT, Count
+from examples.trainer.settings.validation import STRICT
 from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
@@ -45,51 +39,28 @@ class Preparation:
     """Where the rows of .jsonl files have their text; each row is a document."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.001
     """Share of the documents that is held out for validation, by the hash of their text."""
-    workers: Count = 1
-    """Processes, one file each at a time."""
 
 
 def prepare_files(asked: Preparation, say: Callable[[str], None]) -> None:
     """Tokenizes the files that are not done, and names all of them at the end."""
-    inputs = named(asked.paths)
+    inputs = {part_of(path): path for path in corpus.named_files(asked.paths)}
     with token_folder.writing_alone(asked.out, say):
         left = [name for name in inputs if not is_done(asked, name, inputs[name])]
-        say(f"{len(left)} of {len(inputs)} files to tokenize, with {asked.workers} workers")
+        say(f"{len(left)} of {len(inputs)} files to tokenize")
         keep_tokenizer(asked)
         if left:
             (asked.out / token_folder.PARTS).unlink(missing_ok=True)  # until all are complete
-            in_processes(asked, {name: inputs[name] for name in left}, say)
+        for name in left:
+            shown = str(inputs[name]).encode(errors="replace").decode()
+            say(f"  {shown}: {tokenize(asked, name, inputs[name]):,} tokens")
         finish(asked, sorted(inputs))
     say(f"complete: --data.source prepared --data.paths {asked.out}")
 
 
-def in_processes(asked: Preparation, left: dict[str, Path], say: Callable[[str], None]) -> None:
-    os.environ["RAYON_NUM_THREADS"] = "1"  # of the tokenizer: there is a process for each core
-    # Spawned: a copy of a process with threads may hang.
-    context = multiprocessing.get_context("spawn")
-    workers = min(asked.workers, len(left))
-    with ProcessPoolExecutor(workers, context, initializer=end_with_parent) as pool:
-        work = functools.partial(tokenize, asked)
-        waiting = {pool.submit(work, name, path): path for name, path in left.items()}
-        try:
-            for done in as_completed(waiting):
-                name = str(waiting[done]).encode(errors="replace").decode()
-                say(f"  {name}: {done.result():,} tokens")
-        except BrokenProcessPool:
-            raise UserError(
-                "a worker was ended from outside, as happens to processes that need too much"
-                " memory. The files that are complete are kept: give fewer --workers, or smaller"
-                " files."
-            ) from None
-        except BaseException:  # what is running is finished, and nothing else is begun
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def end_with_parent() -> None:
-    """Ends this process with the one that has started it, whatever ends that one."""
-    if parent := multiprocessing.parent_process():
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+def part_of(path: Path) -> str:
+    """The name of a part, which says where a file lay and how large it was."""
+    place = corpus.digest(f"{path} {path.stat().st_size}")[:12]
+    return f"{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:40]}-{place}"
 
 
 def is_done(asked: Preparation, name: str, path: Path) -> bool:
@@ -103,18 +74,6 @@ def is_done(asked: Preparation, name: str, path: Path) -> bool:
 
 def source_of(asked: Preparation, path: Path) -> str:
     return f"{path.stat().st_mtime_ns} {asked.text_field} {asked.val_fraction}"
-
-
-def named(paths: tuple[str, ...]) -> dict[str, Path]:
-    """The files by the names of their parts, which say where a file lay and how large it was."""
-    return {
-        f"{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:40]}-{place_of(path)}": path
-        for path in corpus.named_files(paths)
-    }
-
-
-def place_of(path: Path) -> str:
-    return corpus.digest(f"{path} {path.stat().st_size}")[:12]
 
 
 def keep_tokenizer(asked: Preparation) -> None:

@@ -14,7 +14,7 @@ import optax
 import tyro
 from tokenizers import Tokenizer
 
-from examples.trainer.data.placement import place_rows
+from examples.trainer.data.loader import place_rows
 from examples.trainer.models.language_model import Forward
 from examples.trainer.runs import folder
 from examples.trainer.runs.checkpoint import restore_parts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from examples.trainer.data.placement import place_batch, prefetch
+from examples.trainer.data.loader import place_batch, prefetch
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes
 from examples.trainer.runs.checkpoint import Checkpoints

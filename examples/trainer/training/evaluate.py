@@ -9,8 +9,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from examples.trainer.data.loader import Loader, enough, positions
-from examples.trainer.data.placement import place_batch
+from examples.trainer.data.loader import Loader, enough, place_batch, positions
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.run import RunConfig
