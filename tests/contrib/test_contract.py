@@ -13,6 +13,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
 from optax_muonplus import muonplus
+from tests.support.batches import layers, temporary_bytes
 from tests.support.contrib import NAMES, assert_sharded_is_alone, build, decay, rule_of, run, trees
 
 
@@ -201,3 +202,11 @@ def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
     with jax.set_mesh(mesh):
         found = update(jax.device_put(grad, NamedSharding(mesh, P("b", "a"))))
     np.testing.assert_allclose(found, update(grad), atol=1e-5)
+
+
+@pytest.mark.cpu_program
+def test_normuon_copies_no_polar_factor():
+    """It takes the memory that Muon with a decay does; a copy would take as much again."""
+    tree = layers(6)
+    muon = temporary_bytes(omp.muon(0.1, weight_decay=0.1), tree, donated=(1,))
+    assert temporary_bytes(build("normuon"), tree, donated=(1,)) < 1.1 * muon
