@@ -103,9 +103,10 @@ class NorMuon(Rescaled):
         nu = (decay * nu + (1 - decay) * mean).astype(nu.dtype)
         inverse = divided(jnp.ones_like(nu), matrices.root(nu) + guard)
         # Both Frobenius norms follow from the means: O is read twice, and never copied.
-        squares = jnp.stack([mean, (matrices.root(mean) * inverse) ** 2])
-        axes = [axis + 1 for axis in matrix_axes(layout)]
-        before, after = matrices.root(entries * jnp.sum(squares, axes, keepdims=True))
+        before, after = (
+            matrices.root(entries * jnp.sum(x, matrix_axes(layout), keepdims=True))
+            for x in (mean, (matrices.root(mean) * inverse) ** 2)
+        )
         if self.rule == "paper":
             return o * (inverse * divided(RMS * math.sqrt(m * n), after + guard)), nu
         kept = divided(before, after + guard) * matrices.shape_factor(m, n, self.shape_scale)

@@ -53,6 +53,12 @@ def decayed_weights(
 ) -> optax.GradientTransformation:
     """Optax's decay or the cautious one; without parameters, where it is zero as a number."""
     check_flag("cautious_weight_decay", cautious)
+    if isinstance(mask, bool | np.bool_ | np.ndarray | jax.Array):
+        raise ValueError(
+            f"weight_decay_mask is {mask}, one flag for all parameters. optax.inject_hyperparams"
+            " makes that of a function, which it calls with the number of the step: add"
+            " static_args=('weight_decay_mask',) to it. Otherwise leave the mask out, or the decay."
+        )
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return Scaling(*optax.identity())
     make = cautious_decay if cautious else optax.add_decayed_weights

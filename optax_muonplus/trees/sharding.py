@@ -45,8 +45,6 @@ def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedShardin
             " jax.sharding.NamedSharding(mesh, jax.P(...)), or a tree or function of them."
         )
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
-    if isinstance(sharding, Mesh | AbstractMesh):  # it can be called, as a function can
-        raise ValueError(f"Shardings must be {expected}, got the mesh {sharding}.")
     kinds = NamedSharding | SingleDeviceSharding | None
     entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)
     return [entry if isinstance(entry, NamedSharding) else None for entry in entries]

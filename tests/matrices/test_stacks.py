@@ -67,7 +67,8 @@ def test_a_stack_holds_matrices_of_one_shape_and_stops_at_the_bound(monkeypatch)
             return x
 
     tree = {**layers(4), "scanned": {"kernel": jax.ShapeDtypeStruct((9, D, 4 * D), jnp.float32)}}
-    tx = omp.matrix_chain(Watched(), rules=[("scanned", omp.MuonDimensionNumbers(-2, -1))])
+    where = omp.Matrices([("scanned", omp.MuonDimensionNumbers(-2, -1))])
+    tx = omp.matrix_chain(Watched(), where=where)
     jax.eval_shape(lambda t: tx.update(t, tx.init(t))[0], tree)
     seen = [shape for shape in seen if shape != (9, 4 * D, D)]  # a check of functions traces it
     # Twelve squares; four up; four down; nine layers in slices of three.

@@ -23,11 +23,6 @@ DIMS = {
 }
 MESH = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDING = jax.tree.map(lambda x: NamedSharding(MESH, PartitionSpec()), PARAMS)
-DECAYED = {
-    "up": {"kernel": True, "bias": False},
-    "down": {"kernel": False},
-    "head": {"w": True, "b": False},
-}
 TREES = {"muon_weight_dimension_numbers": DIMS, "sharding": SHARDING}
 DECAY = {"weight_decay": 0.1, "weight_decay_mask": lambda params: jax.tree.map(jnp.ndim, params)}
 
@@ -164,18 +159,6 @@ def test_describe_and_watched_take_them(wrapper):
             "Dimension numbers must be MuonDimensionNumbers.* got head: 'none'",
         ),
         ({"sharding": {**SHARDING, "side": SHARDING["up"]}}, "Entries without a parameter: side/"),
-        (
-            {**DECAY, "weight_decay_mask": {**DECAYED, "side": True}},
-            "tree of decay masks does not match the parameters. Entries without a parameter: side",
-        ),
-        (
-            {**DECAY, "weight_decay_mask": {**DECAYED, "up": {"kernel": None, "bias": True}}},
-            "Decay masks must be True or False, got up/kernel: None",
-        ),
-        (
-            {**DECAY, "weight_decay_mask": lambda params: {**DECAYED, "down": "no"}},
-            "Decay masks must be True or False, got down: 'no'",
-        ),
     ],
 )
 def test_a_wrong_structure_keeps_its_message(options, message):

@@ -89,7 +89,7 @@ def test_states_of_another_reading_are_refused():
         for x in ((0, 1), (1, 0))
     )
     for before, now in ((one, other), (other, one)):
-        with pytest.raises(ValueError, match=r"shape|another reading"):
+        with pytest.raises(ValueError, match="another reading"):
             now.update(matrices, before.init(matrices), matrices)
         now.update(matrices, now.init(matrices), matrices)
 
