@@ -15,4 +15,3 @@ from optax_muonplus.method import svd as svd
 from optax_muonplus.run.polar import FastPolar as FastPolar
 from optax_muonplus.run.polar import matmul_shapes as matmul_shapes
 from optax_muonplus.run.polar import polar_factor as polar_factor
-from optax_muonplus.run.products import Products as Products
