@@ -11,9 +11,8 @@ import pytest
 from flax import nnx
 
 import optax_muonplus as omp
-from examples.trainer.models import language_model
 from examples.trainer.models.attention import empty_kv_cache
-from examples.trainer.models.language_model import MLP
+from examples.trainer.models.language_model import MLP, LanguageModel
 from examples.trainer.models.layers import ONE_DEVICE
 from examples.trainer.models.state_dict import abstract
 from examples.trainer.settings.model import ModelConfig, hidden_width, training_flops_per_token
@@ -47,7 +46,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 @functools.cache
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
-    graph, state = nnx.split(language_model.build(config, V, nnx.Rngs(0)))
+    graph, state = nnx.split(LanguageModel(config, V, nnx.Rngs(0)))
     apply = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
     return apply, nnx.to_pure_dict(state)
 
@@ -177,7 +176,7 @@ KINDS = {
 
 def shapes(config, vocab_size=V):
     """The parameters without their numbers."""
-    model = nnx.eval_shape(lambda: language_model.build(config, vocab_size, nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0)))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 

@@ -131,7 +131,13 @@ def run_blocks(
 class LanguageModel(nnx.Module):
     """Token ids to next-token logits: a GPT or a LLaMA."""
 
-    def __init__(self, config: ModelConfig, vocab_size: int, layout: Layout, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        rngs: nnx.Rngs,
+        layout: Layout = ONE_DEVICE,
+    ):
         self.config, self.layout = config, layout
         self.norm, kind = NORMS[config.family]
         self.wte = Embed(vocab_size, config, layout, rngs)
@@ -181,9 +187,3 @@ class LanguageModel(nnx.Module):
 Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
 """A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
 None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
-
-
-def build(
-    config: ModelConfig, vocab_size: int, rngs: nnx.Rngs, layout: Layout = ONE_DEVICE
-) -> LanguageModel:
-    return LanguageModel(config, vocab_size, layout, rngs)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from examples.trainer.models.attention import check_attention
-from examples.trainer.models.language_model import Forward, LanguageModel, build
+from examples.trainer.models.language_model import Forward, LanguageModel
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding, transformations
@@ -65,14 +65,14 @@ def make_model(
 ) -> Callable[[optax.Params], LanguageModel]:
     layout = layout_of(config, mesh)
     check_attention(config, layout)
-    model = nnx.eval_shape(lambda: build(config, vocab_size, nnx.Rngs(0), layout))
+    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0), layout))
     graph, _ = nnx.split(model)
     return lambda params: nnx.merge(graph, params)
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
     return lambda seed: nnx.to_pure_dict(
-        nnx.state(build(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
+        nnx.state(LanguageModel(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
     )
 
 
