@@ -23,7 +23,7 @@ from optax_muonplus.transforms import orthogonalize as orthogonalize
 from optax_muonplus.transforms import partition_labels as partition_labels
 from optax_muonplus.transforms import scale_by_muonplus as scale_by_muonplus
 from optax_muonplus.transforms import scale_by_shape as scale_by_shape
-from optax_muonplus.trees import muon_dimension_numbers as muon_dimension_numbers
+from optax_muonplus.trees.reader import muon_dimension_numbers as muon_dimension_numbers
 
 __version__ = "0.3.0.dev0"
 # Their first use imports them: a room, or a function of a file.

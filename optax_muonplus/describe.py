@@ -31,13 +31,10 @@ from optax_muonplus.run.plan import plan
 from optax_muonplus.run.polar import for_platform
 from optax_muonplus.run.sharded_leaf import ShardedLeaf
 from optax_muonplus.transforms import Momentum
-from optax_muonplus.trees import (
-    reader_of,
-    resolve,
-    rules_for_adamw,
-    shardings_of,
-    suggest_rules,
-)
+from optax_muonplus.trees.reader import reader_of
+from optax_muonplus.trees.resolve import resolve
+from optax_muonplus.trees.sharding import shardings_of
+from optax_muonplus.trees.suggestions import rules_for_adamw, suggest_rules
 
 T = TypeVar("T")
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")

@@ -11,16 +11,15 @@ import numpy as np
 from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout
 from optax_muonplus.frame.record import LeafInfo
 from optax_muonplus.messages import listed
-from optax_muonplus.trees import (
-    FlatTree,
+from optax_muonplus.trees.flatten import FlatTree, normalize_paths
+from optax_muonplus.trees.given import (
     LayerAxes,
-    RuleReader,
     Rules,
     check_pattern,
     checked_layer_axes,
     checked_rules,
-    normalize_paths,
 )
+from optax_muonplus.trees.reader import RuleReader
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"

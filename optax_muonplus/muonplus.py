@@ -28,7 +28,8 @@ from optax_muonplus.method import (
 from optax_muonplus.transforms import DualNorm, Matrices, Momentum, matrix_chain
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._partition import nadamw, partition
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree
+from optax_muonplus.trees.given import LayerAxes, Rules
+from optax_muonplus.trees.sharding import ShardingTree
 
 # The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
 # code's, as are AdamW's two decays of the moments.

@@ -15,8 +15,8 @@ from optax_muonplus.frame.checks import beside_updates
 from optax_muonplus.frame.record import LeafSharding, as_named, axes_of_type
 from optax_muonplus.messages import Path, flatten_tree, path_name
 from optax_muonplus.run.replicas import added_axes, gather, moved_to
-from optax_muonplus.trees import (
-    FlatTree,
+from optax_muonplus.trees.flatten import FlatTree
+from optax_muonplus.trees.sharding import (
     ShardingTree,
     checked_sharding,
     given_shardings,

@@ -10,15 +10,11 @@ import jax
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.record import LeafInfo
-from optax_muonplus.trees import (
-    FlatTree,
-    LayerAxes,
-    Rules,
-    ShardingTree,
-    reader_of,
-    refuse_keystr,
-    resolve,
-)
+from optax_muonplus.trees.flatten import FlatTree
+from optax_muonplus.trees.given import LayerAxes, Rules, refuse_keystr
+from optax_muonplus.trees.reader import reader_of
+from optax_muonplus.trees.resolve import resolve
+from optax_muonplus.trees.sharding import ShardingTree
 
 
 def find_matrices(

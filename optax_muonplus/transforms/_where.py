@@ -7,7 +7,10 @@ from typing import Any
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.record import ResolvedTree
-from optax_muonplus.trees import LayerAxes, Rules, ShardingTree, TreeResolver, reader_of
+from optax_muonplus.trees.given import LayerAxes, Rules
+from optax_muonplus.trees.reader import reader_of
+from optax_muonplus.trees.resolve import TreeResolver
+from optax_muonplus.trees.sharding import ShardingTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
