@@ -162,8 +162,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         return made(schedule, consistent_rms=0.2, **PUBLISHED, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
-        make = omp.contrib.recorded(omp.muonplus, every=2)
-        return make(0.02, **PUBLISHED, **given)
+        return omp.contrib.recorded(omp.muonplus(0.02, **PUBLISHED, **given), every=2)
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),

@@ -29,7 +29,6 @@ __version__ = "0.3.0.dev0"
 # Their first use imports them: a room, or a function of a file.
 _LATER = {
     "contrib": "contrib",
-    "diagnostics": "diagnostics",
     "learning_rate": "extras.rates",
     "per_head": "heads",
     "take_over": "extras.take_over",
@@ -40,7 +39,6 @@ __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))
 
 if _TYPE_CHECKING:
     from optax_muonplus import contrib as contrib
-    from optax_muonplus import diagnostics as diagnostics
     from optax_muonplus.extras.rates import learning_rate as learning_rate
     from optax_muonplus.extras.take_over import take_over as take_over
     from optax_muonplus.heads import per_head as per_head

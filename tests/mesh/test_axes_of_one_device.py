@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus import diagnostics, transforms
+from optax_muonplus import transforms
 from tests.support.contrib import WITH_STATE, build
 from tests.support.mesh import EXPLICIT, D, P, make_mesh
 from tests.support.trees import random_like
@@ -25,7 +25,7 @@ MAXIMA = np.array([1.0, 8.0], np.float32)
 STATES = {
     "int8": lambda **given: omp.muonplus(0.1, mu_dtype="int8", **given),
     "remainders": lambda **given: transforms.param_remainders(omp.muonplus(0.1, **given)),
-    "recorded": lambda **given: diagnostics.recorded(omp.muonplus, every=1)(0.1, **given),
+    "recorded": lambda **given: omp.contrib.recorded(omp.muonplus(0.1, **given), every=1),
     "clipped": lambda **given: optax.chain(omp.muonplus(0.1, **given), omp.contrib.qk_clip(2.0)),
 }
 BFLOAT16 = ("remainders",)

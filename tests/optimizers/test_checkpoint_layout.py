@@ -13,10 +13,6 @@ MU = f"{MUON}/0/0/mu/dense/kernel"
 BASELINE_MU = f"{MUON}/0/momentum/mu/dense/kernel"
 
 
-def recorded(rate):
-    return omp.diagnostics.recorded(omp.muonplus, every=2, measures=["rms"])(rate)
-
-
 # As written by the first version that had the optimizer, mostly 0.1.0.
 LAYOUTS = {
     "muonplus": (omp.muonplus, {MU}),
@@ -51,10 +47,6 @@ def test_counters_of_schedules_and_bias_correction_have_it_too():
 
 
 def test_a_recorder_has_it_too():
-    record = {
-        "count",
-        "step",
-        "names",
-        *(f"values/{x}/rms" for x in ("momentum", "polar", "update")),
-    }
-    assert layout(recorded(0.1)) == {f"inner/{path}" for path in ADAM | {MU}} | record
+    record = {"count", "step", "names", "values"}
+    tx = omp.contrib.recorded(omp.muonplus(0.1))
+    assert layout(tx) == {f"inner/{path}" for path in ADAM | {MU}} | record

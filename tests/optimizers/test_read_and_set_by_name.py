@@ -73,9 +73,7 @@ WRAPPED = {
         optax.LookaheadParams.init_synced(PARAMS)
     ),
     "schedule_free": lambda: optax.contrib.schedule_free(inject(), RATE).init(PARAMS),
-    "recorded": lambda: optax.inject_hyperparams(omp.diagnostics.recorded(omp.muonplus))(RATE).init(
-        PARAMS
-    ),
+    "recorded": lambda: omp.contrib.recorded(inject()).init(PARAMS),
     "schedule": lambda: inject(adam_learning_rate=optax.linear_schedule(0.1, 0.0, 9)).init(PARAMS),
     "TrainState": train_state,
     "opt_state": lambda: train_state().opt_state,

@@ -16,7 +16,7 @@ KINDS = {
     "muonplus": omp.muonplus,
     "corrected": functools.partial(omp.muonplus, bias_correction=True),
     "int8": functools.partial(omp.muonplus, mu_dtype="int8"),
-    "recorded": omp.diagnostics.recorded(omp.muonplus, every=2, measures=["rms", "row_spearman"]),
+    "recorded": lambda *rate, **given: omp.contrib.recorded(omp.muonplus(*rate, **given), every=2),
 }
 every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 

@@ -52,7 +52,6 @@ RIVALS = ("normuon", "adamuon", "aurora", "muoneq", "turbo_muon", "mano")
 DECAYING = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
-    "recorded": omp.diagnostics.recorded(omp.muonplus, every=1, only="head/w"),
 }
 RIVALS = {name: getattr(omp.contrib, name) for name in RIVALS}
 WHERE = {"where": omp.Matrices(dimension_numbers=DIMS, sharding=SHARDING)}
@@ -134,13 +133,13 @@ def test_heads_are_found_beside_a_query_that_is_left_out(wrapper):
 
 
 @with_wrappers
-def test_describe_and_watched_take_them(wrapper):
+def test_describe_and_the_recorder_take_them(wrapper):
     hole = {"None": None}.get(wrapper, optax.MaskedNode())
     left = {**PARAMS, "head": hole if "module" in wrapper else {"w": hole, "b": hole}}
     table = omp.describe(left, DIMS, sharding=SHARDING)
     assert "up/kernel" in table and "head" not in table
-    tx = omp.diagnostics.watched(optax.sgd(0.1), every=1, weight_dimension_numbers=DIMS)
-    assert "down/kernel" in omp.diagnostics.read(tx.init(left)).values
+    tx = omp.contrib.recorded(optax.sgd(0.1), every=1)
+    assert "down/kernel" in omp.contrib.read_record(tx.init(left)).values
 
 
 @pytest.mark.parametrize(

@@ -246,8 +246,6 @@ def test_a_path_as_jax_writes_it_is_refused_with_the_right_one(pattern):
     if "[" in pattern:
         with pytest.raises(ValueError, match=message):
             omp.per_head({pattern: 2})
-        with pytest.raises(ValueError, match=message):
-            omp.diagnostics.recorded(omp.muonplus, only=[pattern])
 
 
 def test_classes_of_characters_and_names_with_dots_are_patterns():

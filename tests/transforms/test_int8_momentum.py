@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.transforms import Int8MomentumState, find_momentum
+from optax_muonplus.transforms import find_momentum
 from tests.support import reference, reference_int8
 from tests.support.batches import temporary_bytes
 from tests.support.contrib import WITH_STATE, build
@@ -177,15 +177,3 @@ def test_a_state_in_float32_is_not_taken_for_one_in_eight_bits():
     state = omp.muonplus(0.1).init(PARAMS)
     with pytest.raises(ValueError, match=r"MomentumState, where .*Int8MomentumState should be"):
         omp.muonplus(0.1, mu_dtype="int8").update(PARAMS, state, PARAMS)
-
-
-def test_recorded_momentum_is_the_one_that_is_used():
-    tx = omp.diagnostics.recorded(omp.muonplus, every=1)(0.1, nesterov=False, mu_dtype="int8")
-    params = {"up": jnp.zeros((16, 256))}
-    _, state = jax.jit(tx.update)(
-        {"up": jnp.asarray(gradients((16, 256))[0])}, tx.init(params), params
-    )
-    momentum = find_momentum(state)
-    assert isinstance(find_momentum(state, as_stored=True), Int8MomentumState)
-    value = omp.diagnostics.read(state).values["up"]["momentum/rms"]
-    assert value == pytest.approx(float(omp.diagnostics.rms(momentum.mu["up"])), rel=1e-5)
