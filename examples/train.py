@@ -27,8 +27,7 @@ def run(argv: Sequence[str]) -> int:
     # Questions about flags are answered above, without the seconds that these imports take.
     import jax
 
-    from examples.trainer.runs import processes
-    from examples.trainer.runs.launch import launch
+    from examples.trainer.runs import launch, processes
 
     if isinstance(asked, NewRun) and asked.compile_for:
         from examples.trainer.runs.compile_for import compile_for
@@ -36,7 +35,11 @@ def run(argv: Sequence[str]) -> int:
         return compile_for(asked, argv)
     try:
         processes.join(asked.machine)
-        return launch(asked, preset)
+        if isinstance(asked, NewRun) and asked.against:
+            from examples.trainer.runs.against import compare
+
+            return compare(asked, preset)
+        return launch.start(asked, preset)[0]
     except Exception as error:
         of_network = isinstance(error, ConnectionError | TimeoutError)
         said = isinstance(error, UserError | OSError) and not of_network

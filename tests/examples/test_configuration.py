@@ -171,7 +171,7 @@ def test_one_of_several_processes_ends_at_once(error, monkeypatch, capsys):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(exit_status, "leave_at_once", left)
     monkeypatch.setattr(processes, "join", lambda machine: None)
-    monkeypatch.setattr(launch, "launch", fail)
+    monkeypatch.setattr(launch, "start", fail)
     with pytest.raises(SystemExit, match="1"):
         train.main([])
     shown = capsys.readouterr().err

@@ -108,11 +108,9 @@ def test_as_published_sets_what_the_code_has():
 
 
 def test_flags_beside_as_published():
-    words = ["llama-60m", "--as_published", "--machine", "h100-8", "--schedule-floor", "0.2"]
-    asked = command_line.parse([*words, "--optimizer.learning-rate", "0.5"])[0]
-    rule = asked.config.optimizer
-    assert (rule.schedule_floor, rule.learning_rate, rule.adam_learning_rate) == (0.2, 0.5, 0.04)
-    assert asked.machine.mesh == "fsdp=8"
+    words = ["llama-60m", "--as_published", "--optimizer.learning-rate", "0.5"]
+    rule = command_line.parse(words)[0].config.optimizer
+    assert (rule.learning_rate, rule.adam_learning_rate, rule.warmup_start) == (0.5, 0.04, 0.0)
     plain = command_line.parse(["llama-60m", "--as-published", "--no-as-published"])[0]
     assert plain.config == PRESETS["llama-60m"][1]
 

@@ -78,13 +78,13 @@ def test_parameters_are_never_whole_on_a_device(text):
 
 
 def test_dimensions_that_do_not_divide_are_reported(tmp_path, text, capsys):
-    flags = ["--mesh", CUBE, "--data.vocab-size", "301", "--steps", "1", "--model.no-tied"]
+    flags = ["--mesh", CUBE, "--data.vocab-size", "301", "--steps", "1"]
     assert train(text, tmp_path, *flags, "--optimizer.name", "adamw") == 0
     shown = capsys.readouterr().out
     assert "mesh   8 cpu devices, data=2 fsdp=2 tensor=2" in shown
     assert (
         "vocab dimensions of 301 are not sharded, as tensor=2 does not divide them: "
-        "whole in lm_head/kernel and 1 more"
+        "whole in wte/embedding"
     ) in shown
 
 

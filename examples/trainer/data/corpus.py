@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from examples.trainer.data import documentation
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
@@ -114,6 +115,8 @@ def read(config: DataConfig, say: Callable[[str], None]) -> list[str]:
 
     Copies of a text count once, so that no copy is in both the training and the validation text.
     """
+    if config.source == "documentation" and not config.paths:
+        return sorted(documentation.paragraphs(standard_library()), key=digest)
     named = named_files(config.paths) if config.paths else standard_library()
     found, room, copies = set[str](), config.max_bytes, 0
     for path in sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size))):

@@ -44,8 +44,8 @@ def keep_compiled_programs() -> None:
 WIDE = ("rule", "rms", "scale", "group")  # columns that a narrow terminal has no room for
 
 
-def launch(asked: NewRun | Resume, preset: str) -> int:
-    """Does a new run, or the rest of an earlier one; returns the exit status."""
+def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
+    """Does a new run, or the rest of an earlier one; returns the exit status and the folder."""
     started = time.monotonic()
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
     keep_compiled_programs()
@@ -67,13 +67,13 @@ def launch(asked: NewRun | Resume, preset: str) -> int:
         console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
         if jax.process_count() > 1:  # they cannot agree on anything any more
             exit_status.leave_at_once(exit_status.of_signal(signal.SIGINT))
-        return exit_status.of_signal(signal.SIGINT)
+        return exit_status.of_signal(signal.SIGINT), folder
     if stopped_by:
         console.print(resume)
-        return exit_status.of_signal(stopped_by)
+        return exit_status.of_signal(stopped_by), folder
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
-    return 0
+    return 0, folder
 
 
 def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Path, TrainingSetup]:

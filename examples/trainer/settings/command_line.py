@@ -18,6 +18,7 @@ import yaml
 
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS, as_published
+from examples.trainer.settings.rules import Name
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import Count, from_dict
 from examples.trainer.system import files
@@ -150,7 +151,7 @@ DESCRIPTION = f"""Pretrains a language model.
   --name NAME                     the run is kept in runs/NAME
 
 `{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
-as --mesh, and --steps, which extends it, go with it (`{PROGRAM} --resume --help`)."""
+as --mesh, and --steps, which makes it longer, go with it (`{PROGRAM} --resume --help`)."""
 
 DEFAULT_MACHINE = MachineConfig()
 Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps
@@ -162,6 +163,9 @@ class NewRun:
 
     config: Annotated[RunConfig, Unprefixed]
     machine: Annotated[MachineConfig, Unprefixed] = DEFAULT_MACHINE
+    against: Name | None = None
+    """Do the same run with this update rule too, and draw the losses of both and their
+    difference."""
     as_published: bool = False
     """For a recipe of the paper: sets all in which the paper's code and configurations differ from
     its text, unless those flags are given too (examples/README.md has the list)."""

@@ -17,10 +17,11 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["files", "fineweb", "prepared", "bin"] = "files"
-    """files: those of paths, or the default text; fineweb: streamed from the Hugging Face hub;
-    prepared: the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files
-    of paths, as nanoGPT or modded-nanogpt writes them."""
+    source: Literal["documentation", "files", "fineweb", "prepared", "bin"] = "files"
+    """documentation: what Python says of itself, unless paths are given; files: those of paths, or
+    the source of Python's standard library; fineweb: streamed from the Hugging Face hub; prepared:
+    the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files of paths,
+    as nanoGPT or modded-nanogpt writes them."""
     paths: tuple[str, ...] = ()
     """Text files, or folders searched for .txt, .md, .py, .jsonl and .ndjson; empty: Python's
     standard library."""

@@ -29,22 +29,22 @@ class ModelConfig:
     """Width inside an MLP; None: 4 d_model, or 8/3 d_model with swiglu (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
-    mlp: Literal["gelu", "swiglu"] | None = None
+    mlp: tyro.conf.Suppress[Literal["gelu", "swiglu"] | None] = None
     """What is inside an MLP: GELU between two matrices, or SwiGLU, which has three. None: as
     published, gelu for gpt and swiglu for llama."""
-    tied: bool = True
+    tied: tyro.conf.Suppress[bool] = True
     """Use the token embedding as output head, as the paper's GPT does."""
     qkv: Literal["fused", "separate"] | None = None
     """fused: the projections to queries, keys and values are one matrix, to the optimizer too;
     separate: three. None: as published, fused for gpt and separate for llama."""
     final_norm: Literal["rms", "layer"] = "rms"
     """The norm before the head: RMSNorm as published, or LayerNorm, which llama has nowhere."""
-    depth_scaled_init: bool | None = None
+    depth_scaled_init: tyro.conf.Suppress[bool | None] = None
     """Whether the output projections of attention and MLP begin smaller, with a deviation of
     0.02 / sqrt(2 n_layer). None: as published, so for gpt and not for llama."""
-    norm_epsilon: FinitePositive = 1e-5
+    norm_epsilon: tyro.conf.Suppress[FinitePositive] = 1e-5
     """Added to the variance under the root of norms; gpt's final RMSNorm has 1e-6 always."""
-    rope_base: FinitePositive = 10_000.0
+    rope_base: tyro.conf.Suppress[FinitePositive] = 10_000.0
     """Base of llama's rotary positions: the slowest pair makes a full turn in about 2 pi times as
     many tokens."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

@@ -227,10 +227,11 @@ def optimizer_of_recipe(recipe: Recipe) -> OptimizerConfig:
 
 # A GPT as published, but for the norm before the head: Hugging Face's GPT-2 has a LayerNorm there,
 # so that the model can be exported.
-GPT_TINY = RunConfig(model=ModelConfig(final_norm="layer"))
+GPT_TINY = RunConfig(model=ModelConfig(final_norm="layer"), data=DataConfig(source="documentation"))
 
 LLAMA_TINY = RunConfig(
     model=ModelConfig(family="llama", tied=False),
+    data=DataConfig(source="documentation"),
     optimizer=OptimizerConfig(schedule="warmup_cosine"),
 )
 

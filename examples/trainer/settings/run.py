@@ -1,6 +1,7 @@
 """The settings of a run. Each default is written here and nowhere else.
 
-The docstring below a field is what `--help` shows for it.
+The docstring below a field is what `--help` shows for it. A field that is suppressed there is set
+in a file for --config.
 """
 
 import dataclasses
@@ -58,15 +59,15 @@ class OptimizerConfig:
     exact step; TPUs have no units for it."""
     beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
-    nesterov: bool = True
+    nesterov: tyro.conf.Suppress[bool] = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: FiniteOrZero = 0.0
     """Decoupled decay of the matrices, times their learning rate."""
     adam_weight_decay: FiniteOrZero = 0.0
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
-    adam_b1: Decay = 0.9
+    adam_b1: tyro.conf.Suppress[Decay] = 0.9
     """AdamW's decay of the gradient mean."""
-    adam_b2: Decay = 0.999
+    adam_b2: tyro.conf.Suppress[Decay] = 0.999
     """AdamW's decay of the squared gradient."""
     adam_nesterov: bool = True
     """Let AdamW look one step ahead too (NAdamW), as Optax's Muon does, and the paper does not."""
@@ -76,12 +77,12 @@ class OptimizerConfig:
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
-    schedule_floor: Share = 0.0
+    schedule_floor: tyro.conf.Suppress[Share] = 0.0
     """Share of the peak rates at which their fall ends: a linear fall to zero stops there, as in
     the paper's code, which has 0.1 for GPT; a cosine is scaled to end there, as Optax's."""
     hold_share: Share = 0.4
     """Share of the steps at the peak under constant_linear."""
-    warmup_share: Share = 0.1
+    warmup_share: tyro.conf.Suppress[Share] = 0.1
     """Share of the steps until the peak under warmup_cosine."""
     warmup_start: tyro.conf.Suppress[Share | None] = None
     """Share of the peak rates in the first step of a warmup, 0 in the paper's code, which loses
