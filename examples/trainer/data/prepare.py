@@ -30,7 +30,7 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
 
 def open_text(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
     """The same, before its token between documents is compared with the one that was asked for."""
-    if config.source == "files":
+    if config.source in ("files", "documentation"):
         return prepare_files(config, say)
     if config.source == "bin":
         words = token_folder.named_tokenizer(config.tokenizer or "gpt2", config.end_token)

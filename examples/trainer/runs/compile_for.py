@@ -87,7 +87,9 @@ def target_of(text: str) -> Target:
 
 def vocabulary(config: RunConfig) -> int:
     """The tokens of the vocabulary; the most it can have if it is still to be trained."""
-    name = config.data.tokenizer or ("" if config.data.source == "files" else "gpt2")
+    name = config.data.tokenizer or (
+        "" if config.data.source in ("files", "documentation") else "gpt2"
+    )
     if name in VOCABULARIES:
         return VOCABULARIES[name]
     return tokenizer.named(name, Path()).get_vocab_size() if name else config.data.vocab_size

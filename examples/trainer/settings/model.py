@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 import pydantic
+import tyro
 
 from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
