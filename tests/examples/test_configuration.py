@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 
 import optax_muonplus as omp
 from examples import train
+from examples.trainer.data import corpus
 from examples.trainer.runs import launch, processes
 from examples.trainer.settings import command_line
-from examples.trainer.settings.presets import COMPARED, DEFAULT_PRESET, PRESETS
+from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
@@ -103,18 +105,27 @@ def test_a_file_that_does_not_fit(tmp_path, name, text, words):
 # Flags
 
 
-def test_the_default_run_has_its_best_rate_and_a_model_that_can_be_exported(tmp_path):
-    """What was taken from an earlier run, other rules and sweeps keep what they had."""
+def test_the_default_run_can_be_exported_and_reads_paths_where_they_are_given(text):
     default = parse()
     check_expressible(default.model)
-    assert default.optimizer.learning_rate == 0.01
-    assert parse("gpt-tiny", "--optimizer.learning-rate", "0.5").optimizer.learning_rate == 0.5
-    run = written(tmp_path / "c.json", json.dumps({"config": dataclasses.asdict(RunConfig())}))
-    for flags in (["--optimizer.name", "adamw"], ["--config", str(run)], ["gpt-micro"]):
-        assert parse(*flags).optimizer.learning_rate is None
-    settings = written(tmp_path / "d.json", '{"steps": 5}')  # no run's, whatever its suffix
-    assert parse("--config", str(settings)).optimizer.learning_rate == 0.01
-    assert COMPARED[DEFAULT_PRESET][1] == RunConfig()
+    assert default.optimizer == RunConfig().optimizer and default.data.source == "documentation"
+    quiet = lambda line: None  # noqa: E731
+    prose = corpus.read(default.data, quiet)
+    assert sum(map(len, prose)) > 500_000 and len(set(prose)) == len(prose)
+    own = corpus.read(parse("--data.paths", str(text)).data, quiet)
+    assert "".join(sorted(own)) == "".join(
+        sorted(corpus.read(parse("gpt-micro", "--data.paths", str(text)).data, quiet))
+    )
+
+
+def test_there_are_at_most_60_flags(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        command_line.parse(["gpt-tiny", "--help"])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    found = set(re.findall(r"(?<![\w`-])--[a-z][\w.-]*\w(?= +[A-Z{\[]|, --[a-z.]*no-)", shown))
+    assert {"--steps", "--model.scan", "--optimizer.name", "--data.paths"} <= found
+    assert len(found) <= 60
 
 
 # How commands end

@@ -26,7 +26,7 @@ class ModelConfig:
     query attention (arXiv:2305.13245). None: n_head."""
     d_model: Count = 128
     """Width of the residual stream."""
-    d_ff: Count | None = None
+    d_ff: tyro.conf.Suppress[Count | None] = None
     """Width inside an MLP; None: 4 d_model, or 8/3 d_model with swiglu (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
@@ -50,7 +50,7 @@ class ModelConfig:
     many tokens."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations. bfloat16 is slower on most CPUs."""
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: tyro.conf.Suppress[Literal["float32", "bfloat16"]] = "float32"
     """Precision of parameters and optimizer state. float32 with activations in bfloat16 is mixed
     precision; bfloat16 halves the memory, as the paper's GPT-Huge and LLaMA-7B have it."""
     attention: Literal["auto", "plain", "cudnn", "splash"] = "auto"

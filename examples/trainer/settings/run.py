@@ -57,7 +57,7 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, and float32 on CPUs. float16 is as fast on GPUs and nearer to the
     exact step; TPUs have no units for it."""
-    beta: Decay = 0.95
+    beta: tyro.conf.Suppress[Decay] = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: tyro.conf.Suppress[bool] = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
