@@ -24,7 +24,7 @@ class Display:
         """Of the steps since the last line, which has medians: single steps differ much."""
         self.seconds: deque[float] = deque(maxlen=TIMED)
         """Durations of the last steps."""
-        self.printed = time.monotonic()
+        self.printed, self.line = time.monotonic(), ""
         self.status = "compiling ..."
         self.bar = Progress(
             TextColumn("step"),
@@ -56,7 +56,10 @@ class Display:
 
     def print(self, step: int, line: str) -> None:
         self.printed = time.monotonic()
-        self.console.print(f"step {step}/{self.steps}  {line}", highlight=False)
+        line = f"step {step}/{self.steps}  {line}"
+        if line != self.line:  # before an evaluation it may be there already
+            self.console.print(line, highlight=False)
+        self.line = line
 
     def trained(self, step: int, figures: dict[str, Any]) -> None:
         for name, values in self.timed.items():
@@ -87,9 +90,8 @@ class Display:
         return f"{seconds // 60}:{seconds % 60:02d} left"
 
     def evaluated(self, step: int, figures: dict[str, Any]) -> None:
-        self.print(
-            step,
-            f"{self.status}\n"
+        self.print(step, self.status)
+        self.console.print(
             f"{'':8}val loss {figures['val_loss']:.3f}  "
             f"perplexity {short(figures['val_perplexity'])}  "
             f"bits per byte {figures['val_bits_per_byte']:.3f}",
