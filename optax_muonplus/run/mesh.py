@@ -167,15 +167,26 @@ class _Device:
 
     def exchange(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Sends shards to the workers of their matrices; returns results by index."""
-        shards = [self.shards_of(operands, which) for which in self.route.leaves]
+        route = self.route
+        shards = [self.shards_of(operands, which) for which in route.leaves]
         results: list[dict[int, jax.Array]] = [{} for _ in shards]
-        for bucket in self.route.buckets:
-            buffer = self.pack(bucket, shards)
-            buffer = on_its_platform(self.work_on(bucket), buffer, platform=self.platform)
-            buffer = self.return_(buffer)
+        copies, across, gathered = route.replica_axes, route.all_to_all_axes, route.all_gather_axes
+        for bucket in route.buckets:
+            # Pack.
+            buffer = _moved(self.pack(bucket, shards), copies, across, gathered)
+            # Work.
+            buffer = on_its_platform(
+                lambda platform, bucket=bucket: functools.partial(
+                    dataclasses.replace(self, platform=platform).work, bucket
+                ),
+                buffer,
+                platform=self.platform,
+            )
+            # Return.
+            buffer = _moved(buffer, gathered, across, copies)
             for slot in itertools.chain(*bucket):
                 results[slot.kind][slot.first] = slot.take(buffer)
-        return self.joined(results)
+        return self.unpack(results)
 
     def shards_of(self, operands: Sequence[Operand], which: Sequence[int]) -> jax.Array:
         """Returns the shards ``(items, lines, 128)`` of arrays of one kind."""
@@ -190,19 +201,13 @@ class _Device:
         )
 
     def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
-        """Writes shards into the rows of a send buffer; returns what this device receives."""
-        route = self.route
-        buffer = jnp.zeros((route.workers, lines_of(bucket), LANES), shards[0].dtype)
+        """Writes shards into the rows of a send buffer."""
+        buffer = jnp.zeros((self.route.workers, lines_of(bucket), LANES), shards[0].dtype)
         for slot in itertools.chain(*bucket):
             buffer = slot.put(buffer, shards[slot.kind][slot.items])
-        return _moved(buffer, route.replica_axes, route.all_to_all_axes, route.all_gather_axes)
+        return buffer
 
-    def return_(self, buffer: jax.Array) -> jax.Array:
-        """Sends results back, in the places of their shards; returns what this device gets."""
-        route = self.route
-        return _moved(buffer, route.all_gather_axes, route.all_to_all_axes, route.replica_axes)
-
-    def joined(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
+    def unpack(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
         """Returns the arrays by index, of the shards of results by kind and first item."""
         arrays = {}
         for parts, which in zip(results, self.route.leaves, strict=True):
@@ -210,12 +215,6 @@ class _Device:
             items = jnp.split(jnp.concatenate([parts[first] for first in sorted(parts)]), stops)
             arrays |= {i: self.leaves[i].from_items(x) for i, x in zip(which, items, strict=True)}
         return arrays
-
-    def work_on(self, bucket: Bucket) -> Callable[[Platform], Callable[[jax.Array], jax.Array]]:
-        """Returns, for each platform, the work on a receive buffer."""
-        return lambda platform: functools.partial(
-            dataclasses.replace(self, platform=platform).work, bucket
-        )
 
     def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
         """Works on a receive buffer; returns the results, in the places of their shards."""

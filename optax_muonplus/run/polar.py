@@ -16,7 +16,7 @@ precision:
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.core
@@ -63,9 +63,6 @@ class FastPolar(MatrixFunction):
     options: Orthogonalize
     platform: Platform | None = static(default=None)
 
-    # What makes the products of the iteration; a subclass may name another class.
-    products: ClassVar[type[Products]] = Products
-
     def __call__(self, x: Matrices) -> Matrices:
         platforms = PLATFORMS if self.platform is None else (self.platform,)
         iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
@@ -108,7 +105,7 @@ class FastPolar(MatrixFunction):
         exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
-        made = self.products(
+        made = Products(
             left, operand, sums, factor, precision, upcast_operands, exact_squares, block
         )
         return Iteration(rows, restarts, safety_factor, options.preconditioning, made)

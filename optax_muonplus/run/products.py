@@ -62,8 +62,6 @@ class Products:
     Matrices are in the dtype of operands wherever they are written to memory; polynomials are
     combined in the dtype of sums, inside the operation that reads and writes them.
 
-    A subclass may make products in another way; ``FastPolar.products`` names the class.
-
     Attributes:
       left: whether the shorter side is the left one, the rows: the Gram matrix is then ``Y Y^H``,
         and ``Y^H Y`` otherwise.
@@ -115,10 +113,6 @@ class Products:
         """Returns the Gram matrix of ``y``."""
         return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
 
-    def commuting(self, a: Square, b: Square, exact: bool = False) -> Square:
-        """Multiplies two Hermitian matrices that commute, as polynomials of one matrix do."""
-        return self.matmul(a, b, exact)
-
     def polynomial(
         self,
         gram: Square,
@@ -133,7 +127,7 @@ class Products:
         p, power = row[0] * identity, None
         exact = self.exact_squares and len(row) == 3
         for degree, c in enumerate(row[1:], start=1):
-            power = gram if power is None else self.commuting(gram, power, exact)
+            power = gram if power is None else self.matmul(gram, power, exact)
             p = p + c / self.factor ** (2 * degree) * power.astype(self.dtype)
         return self._scaled(p, scale)
 
@@ -163,11 +157,11 @@ class Products:
         total = rounded(self._scaled(p, first), self.operand)
         for i, row in enumerate(rows[1:], start=2):
             operand = rounded(p, self.operand)
-            gram = self.commuting(self.commuting(gram, operand), operand)
+            gram = self.matmul(self.matmul(gram, operand), operand)
             p = self._step(gram, row, last if i == len(rows) else None)
             # The factors commute, but their errors do not: each P must stand next to the y that the
             # earlier ones have multiplied, or its error in large singular values of y is multiplied
-            # as the small ones are. So this product is not one of ``commuting`` matrices.
+            # as the small ones are.
             total = self._multiply(rounded(p, self.operand), total)
         return self._multiply(total, y)
 
