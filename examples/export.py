@@ -6,9 +6,9 @@ from pathlib import Path
 import tyro
 
 from examples.trainer.inference import trained
+from examples.trainer.inference.export import DType, write_folder
 from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.system.exit_status import command
-from examples.trainer.weights.export import DType, write_folder
 
 
 def export(

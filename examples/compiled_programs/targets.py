@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
+from examples.compiled_programs.chips import CHIPS
 from examples.compiled_programs.gpu import Rates
-from examples.trainer.system.chips import CHIPS
 
 CUDNN = {"major": 9, "minor": 12}
 

@@ -11,9 +11,9 @@ import functools
 import re
 
 from examples.compiled_programs import collectives, products, walk
+from examples.compiled_programs.chips import Chip
 from examples.compiled_programs.hlo import Computation, Instruction, Program
 from examples.compiled_programs.walk import Work
-from examples.trainer.system.chips import Chip
 
 _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 

@@ -6,6 +6,7 @@ import pytest
 
 from examples.compiled_programs import (
     attention,
+    chips,
     collectives,
     gpu,
     hlo,
@@ -15,7 +16,6 @@ from examples.compiled_programs import (
     walk,
 )
 from examples.compiled_programs.gpu import most_work
-from examples.trainer.system import chips
 
 MAIN = """HloModule toy, is_scheduled=true, num_partitions=16
 

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from examples import export as command
+from examples.trainer.inference import export
 from examples.trainer.models.state_dict import from_state_dict
 from examples.trainer.system.errors import UserError
-from examples.trainer.weights import export
 from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, params_of, write
 from tests.support.trainer import on_devices, train
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from examples.trainer.inference.export import write_folder
 from examples.trainer.models.state_dict import abstract
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding
 from examples.trainer.training.step import make_forward
-from examples.trainer.weights.export import write_folder
 
 V, T = 257, 12
 TOKENS = np.random.default_rng(0).integers(0, V, (3, T), dtype=np.int32)

@@ -1,1 +1,1 @@
-"""Uses of a trained model: loading it, generating text, scoring texts, tasks of lm_eval."""
+"""Uses of a trained model: loading, text, scores of texts, tasks of lm_eval, exports."""

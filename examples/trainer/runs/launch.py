@@ -27,7 +27,7 @@ from examples.trainer.settings.command_line import NewRun, Resume, read_config_f
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.presets import PRESETS, as_published
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
-from examples.trainer.system import exit_status, files, tables
+from examples.trainer.system import exit_status, files
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
@@ -39,9 +39,6 @@ def keep_compiled_programs() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-WIDE = ("rule", "rms", "scale", "group")  # columns that a narrow terminal has no room for
 
 
 def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
@@ -193,7 +190,7 @@ def describe_setup(
     epochs = setup.loader.epochs(config.steps)
     table = optimizers.describe(config.optimizer, state.params)
     lines = [
-        tables.fitted(table, console.width, WIDE) if console.is_terminal else table,
+        table,
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention.describe(config.model, Layout(setup.mesh))}",
         f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "

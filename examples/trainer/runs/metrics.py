@@ -15,9 +15,10 @@ import jax
 import numpy as np
 import optax
 
+from examples.compiled_programs import chips
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.model import training_flops_per_token
-from examples.trainer.system import chips, files
+from examples.trainer.system import files
 from examples.trainer.system.files import Lines
 from examples.trainer.training.program import TrainingSetup
 

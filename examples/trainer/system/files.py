@@ -15,16 +15,12 @@ from examples.trainer.system.errors import UserError
 REMEDIES = {
     errno.ENOSPC: "make room (df and df -i say whether bytes or inodes are used up)",
     errno.EDQUOT: "make room: your quota is used up",
-    errno.EFBIG: "allow larger files (ulimit -f)",
     errno.EROFS: "mount that file system for writing, or copy the folder elsewhere",
     errno.EACCES: "change the permissions, or run as another user",
-    errno.EPERM: "change the permissions, or run as another user",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EISDIR: "move the folder that is in its place away",
     errno.ENOTDIR: "move the file that is in the place of a folder away",
     errno.ENOENT: "put back what was removed or moved",
-    errno.EIO: "check the disk: it may be failing",
-    errno.EMFILE: "allow more open files (ulimit -n)",
 }
 
 

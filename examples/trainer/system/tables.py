@@ -1,8 +1,5 @@
 """Tables as text: in Markdown, or with columns of one width for a terminal."""
 
-import itertools
-import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 
@@ -37,27 +34,3 @@ def aligned(line: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
     """Cells of one width for each column, words to the left and numbers to the right."""
     pairs = enumerate(zip(line, widths, strict=True))
     return [x.ljust(w) if i < left else x.rjust(w) for i, (x, w) in pairs]
-
-
-def fitted(table: str, width: int, leave_out: Sequence[str]) -> str:
-    """The text of `omp.describe`, no wider than this where leaving out columns can do it.
-
-    Columns go in the order of `leave_out`; lines below the table are wrapped.
-    """
-    if max(map(len, table.splitlines())) <= width or "\n---" not in table:
-        return table
-    head, _, *others = table.splitlines()
-    n_rows = next((i for i, line in enumerate(others) if line.startswith("muon: ")), len(others))
-    starts = [found.start() for found in re.finditer(r"\S+( \S+)*", head)]
-    slices = [slice(*pair) for pair in itertools.pairwise([*starts, None])]
-    rows = [[line[part].strip() for part in slices] for line in (head, *others[:n_rows])]
-    for n in range(len(leave_out) + 1):
-        gone = leave_out[:n]
-        kept = [i for i, name in enumerate(rows[0]) if name not in gone]
-        first, *lines = [[row[i] for i in kept] for row in rows]
-        shown = plain(first, lines, left=len(first))
-        if max(map(len, shown.splitlines())) <= width:
-            break
-    below = [*others[n_rows:], f"not shown for lack of room: {', '.join(gone)}" if gone else ""]
-    wrapped = [textwrap.fill(x, width, subsequent_indent="  ") for x in below if x]
-    return "\n".join([shown, *wrapped])
