@@ -141,12 +141,6 @@ class MatrixLayout:
         """Axes that are not batch axes, in the order of the parameter's."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
 
-    @property
-    def batch_shape(self) -> Shape:
-        """Sizes of the batch axes and, if there are fused blocks, how many."""
-        fused = (len(self.split_sizes),) if self.split_sizes else ()
-        return (*(self.shape[axis] for axis in self.batch_axes), *fused)
-
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
         """Returns the dimension numbers; axis ``i`` may stand at ``places[i]``."""
         places = range(len(self.shape)) if places is None else places
