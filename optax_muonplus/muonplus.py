@@ -200,12 +200,7 @@ def muonplus(
         ScaleByShape(shape_scale, consistent_rms),
         decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
         scale_by_rate(learning_rate),
-        where=Matrices(
-            rules,
-            layer_axes,
-            muon_weight_dimension_numbers,
-            placed,
-        ),
+        where=Matrices(rules, layer_axes, muon_weight_dimension_numbers, placed),
     )
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
     if others is None:
