@@ -23,7 +23,7 @@ TOOLS = """
     matrices: DECAY Elementwise Kind MatrixFunction NOT_NEGATIVE POSITIVE SUMMED_AXIS Side as_real
     check_flag check_floating check_number check_shape_scale check_word divide_by_pow2 known_count
     matrix_function normalized_sides root scale_by_pow2 static sum_of_squares upcast_for_sum
-    transforms: FusedLink MatrixTransformation Part Run check_rate find_matrices flatten_tree
+    transforms: FusedLink MatrixTransformation Part Run check_rate flatten_tree
     links_of nadamw
 """
 CONTRIBUTED = """

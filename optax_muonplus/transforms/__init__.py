@@ -18,7 +18,6 @@ from optax_muonplus.messages import flatten_tree as flatten_tree
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks
 from optax_muonplus.transforms._chains import matrix_chain as matrix_chain
 from optax_muonplus.transforms._decay import check_rate as check_rate
-from optax_muonplus.transforms._find import find_matrices as find_matrices
 from optax_muonplus.transforms._links import momentum as momentum
 from optax_muonplus.transforms._links import normalize as normalize
 from optax_muonplus.transforms._links import orthogonalize as orthogonalize
