@@ -2,19 +2,15 @@
 
 An MLP, a CNN and a ViT in Flax Linen are trained with warm-up, cosine, clipping and weight decay.
 Only the optimizer differs, and the second rate, of what is no matrix: left out, so that it is the
-matrices' own, or given. In a seed all methods have the same initial parameters and batches. With
-`--out` the JSON file is written after each run, and a second start does what is missing there.
+matrices' own, or given. In a seed all methods have the same initial parameters and batches.
 """
 
 import dataclasses
 import functools
-import itertools
-import json
-import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -50,8 +46,6 @@ class Config:
     """Peak learning rates; of optax.adamw a tenth of each."""
     second_rates: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03)
     """Peak learning rates of what is no matrix; 0 leaves the argument out."""
-    own_matrices: bool = False
-    """Let Optax's Muon choose its matrices itself: every leaf of two axes."""
     seeds: tuple[int, ...] = tuple(range(8))
     """Seeds of the initial parameters and of the batches."""
     steps: int = 100
@@ -62,15 +56,6 @@ class Config:
     """Of the matrices and of the rest."""
     out: Path | None = None
     """Folder for the JSON file; nothing is written without it."""
-
-
-class Run(NamedTuple):
-    """One training; a second rate of 0 was left out."""
-
-    method: str
-    rate: float
-    second_rate: float
-    seed: int
 
 
 class MLP(nn.Module):
@@ -116,76 +101,27 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": MLP, "cnn": CNN, "vit": ViT
 
 
 def main(config: Config) -> None:
-    """Does the runs that are missing, and prints the mean loss of each method at each rate."""
+    """Trains and prints the mean loss of each method at each rate; writes all losses as JSON."""
     if unknown := sorted({*config.methods} - set(METHODS)):
         raise SystemExit(f"There is no method {unknown[0]!r}. Methods are {', '.join(METHODS)}.")
-    found = measure(config)
-    names = list(dict.fromkeys((run.method, run.second_rate) for run in found))
-    shown: list[columns.Column] = [columns.word("rate", "rate")]
-    shown += [columns.number(heading(*name), heading(*name), 3) for name in names]
-    rows = []
-    for rate in sorted({run.rate for run in found}):
-        means = {
-            name: [found[x] for x in found if x[:3] == (name[0], rate, name[1])] for name in names
-        }
-        cells = {heading(*name): statistics.fmean(x) for name, x in means.items() if x}
-        rows.append({"rate": f"{rate:g}", **cells})
-    print(columns.table(rows, shown))
-
-
-def heading(method: str, second_rate: float) -> str:
-    """Names a column."""
-    return f"{method}, {second_rate:g}" if second_rate else method
-
-
-def grid(config: Config) -> list[Run]:
-    """Lists the runs; AdamW has one rate for all parameters."""
-    found = []
-    for method, seed in itertools.product(config.methods, config.seeds):
-        plain = method == "optax.adamw"
-        for rate, second in itertools.product(
-            config.rates, (0.0,) if plain else config.second_rates
-        ):
-            found.append(Run(method, rate / 10 if plain else rate, second, seed))
-    return sorted(found, key=lambda run: run[:3])
-
-
-def measure(config: Config) -> dict[Run, float]:
-    """Finds the validation loss of every run of the grid, infinite where it is not a number."""
-    runs, found = grid(config), kept(config)
-    missing = [run for run in runs if run not in found]
-    print(f"{len(missing)} of {len(runs)} runs are to be done", flush=True)
-    script = Script(config)
-    for method, group in itertools.groupby(missing, lambda run: run[:3]):
-        train = script.training(script.optimizer(*method))
-        for run in group:
-            found[run] = train(run.seed)
-            print(f"{heading(run.method, run.second_rate)}, rate {run.rate:g}, seed {run.seed}:"
-                  f" {found[run]:.4f}", flush=True)  # fmt: skip
-            rows = [
-                {**r._asdict(), "loss": x if math.isfinite(x) else None} for r, x in found.items()
-            ]
-            record = records.describe_run("benchmarks.digits", config) | {"rows": rows}
-            records.write(config.out, file_name(config), record)
-    return {run: found[run] for run in runs}
-
-
-def file_name(config: Config) -> str:
-    """Names the JSON file, without its ending."""
-    own = "-own-matrices" if config.own_matrices else ""
-    return f"digits-{config.task}{own}-{jax.default_backend()}"
-
-
-def kept(config: Config) -> dict[Run, float]:
-    """Reads the losses of an earlier start of the same training."""
-    path = config.out / f"{file_name(config)}.json" if config.out else None
-    if path is None or not path.exists():
-        return {}
-    before, now = json.loads(path.read_text()), dataclasses.asdict(config)
-    if any(before["config"][name] != now[name] for name in ("steps", "batch_size", "weight_decay")):
-        raise SystemExit(f"{path} is of another training: move it away.")
-    losses = {Run(*(row[x] for x in Run._fields)): row["loss"] for row in before["rows"]}
-    return {run: math.inf if loss is None else loss for run, loss in losses.items()}
+    script, found, table = Script(config), [], []
+    for method in config.methods:
+        plain = method == "optax.adamw"  # one rate for all parameters
+        for second in (0.0,) if plain else config.second_rates:
+            row: dict[str, Any] = {"method": f"{method}, {second:g}" if second else method}
+            for rate in config.rates:
+                train = script.training(
+                    script.optimizer(method, rate / (10 if plain else 1), second)
+                )
+                losses = [train(seed) for seed in config.seeds]
+                row[f"{rate:g}"] = statistics.fmean(losses)
+                found.append({"method": method, "rate": rate, "second": second, "losses": losses})
+            print(row, flush=True)
+            table.append(row)
+    shown = [columns.number(f"{rate:g}", f"{rate:g}", 4) for rate in config.rates]
+    print(columns.table(table, [columns.word("method", "method"), *shown]))
+    record = records.describe_run("benchmarks.digits", config) | {"rows": found}
+    records.write(config.out, f"digits-{config.task}-{jax.default_backend()}", record)
 
 
 class Script:
@@ -204,9 +140,8 @@ class Script:
         """Clipping, and the optimizer with the arguments that all methods share."""
         given: dict[str, Any] = {"weight_decay": self.config.weight_decay}
         if method != "optax.adamw":
-            by_itself = self.config.own_matrices and method == "optax.contrib.muon"
             given["adam_weight_decay"] = self.config.weight_decay
-            given["muon_weight_dimension_numbers"] = None if by_itself else self.matrices
+            given["muon_weight_dimension_numbers"] = self.matrices
         if second:
             given["adam_learning_rate"] = self.schedule(second)
         tx = METHODS[method](self.schedule(rate), **given)
@@ -227,7 +162,7 @@ class Script:
     def training(self, tx: optax.GradientTransformation) -> Callable[[int], float]:
         """Makes the function of a seed that trains and returns the loss of held-out images.
 
-        The loss is infinite if it is not a number. Seeds share what is compiled.
+        Seeds share what is compiled.
         """
         pixels, digits = map(jnp.asarray, self.train_images)
 
@@ -243,8 +178,7 @@ class Script:
             state = jax.jit(tx.init)(params)
             for rows in np.random.default_rng(seed).integers(len(digits), size=sizes):
                 params, state = step(params, state, rows)
-            loss = float(self.loss(params, self.held_out))
-            return loss if math.isfinite(loss) else math.inf
+            return float(self.loss(params, self.held_out))
 
         return train
 

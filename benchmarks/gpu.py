@@ -5,8 +5,8 @@
 It times whole updates beside those of Optax and, where torch is installed, of `torch.optim.Muon`,
 in one process for each part, and says what kernels of three classes take. Each part has its own
 time: one that fails, hangs or dies says so, its rows up to there are kept, and the others run. The
-JSON file is written after each row. `--parts numbers` compares polar factors with float64, and
-`--toy` shows on any machine that the parts run. `.ci/gpu` runs the core's tests there.
+JSON file is written after each row. `--toy` shows on any machine that the parts run. `.ci/gpu` runs
+the core's tests there, which compare polar factors with float64.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from benchmarks import columns, records
 from examples.compiled_programs import child
 
 Row = dict[str, Any]
-PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0, "numbers": 110.0}
+PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0}
 """Part to the seconds that it may take; those before are worth more."""
 
 
@@ -33,9 +33,8 @@ PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0, "numbers": 110.0}
 class Config:
     """What is measured."""
 
-    parts: tuple[str, ...] = ("gpt-small", "llama-1b", "float32")
-    """Some of gpt-small and llama-1b (updates in bfloat16), float32 (of GPT-Small's parameters in
-    float32), and numbers (polar factors beside float64)."""
+    parts: tuple[str, ...] = tuple(PARTS)
+    """Some of gpt-small and llama-1b (parameters in bfloat16), and float32 (GPT-Small's)."""
     toy: bool = False
     """Tiny sizes, for any machine."""
     rounds: int = 7
@@ -110,11 +109,6 @@ def print_rows(config: Config) -> None:
         print(json.dumps(row), flush=True)
 
 
-def distance(row: Mapping[str, Any]) -> str:
-    """Writes how far a result is from what it should be."""
-    return f"{row['distance']:.1e}" if "distance" in row else ""
-
-
 COLUMNS: Sequence[columns.Column] = (
     columns.word("part", "part"),
     ("measured", lambda row: "failed" if "failed" in row else row["name"]),
@@ -127,7 +121,6 @@ COLUMNS: Sequence[columns.Column] = (
     columns.number("kernels", "kernels", 0),
     columns.number("temporary MB", "temporary_bytes", 0, 1e6),
     columns.number("compile s", "compile_s"),
-    ("distance", distance),
 )
 
 

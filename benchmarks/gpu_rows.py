@@ -1,13 +1,11 @@
 """What `benchmarks.gpu` measures, a generator of rows for each part.
 
 A row has a name, and what was found: ``median_s``, ``of_reference`` (the median over rounds of its
-time over that of Optax's update), seconds of one update by class of kernel, ``distance`` to what it
-should be.
+time over that of Optax's update), and seconds of one update by class of kernel.
 """
 
 import functools
 import importlib.util
-import itertools
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -31,26 +28,8 @@ REFERENCE, TORCH = "optax.contrib.muon", "torch.optim.Muon"
 PROFILED = 3  # updates in a profile
 
 
-class Method(NamedTuple):
-    """How products are computed: `compute_dtype`, and the precision of float32 products."""
-
-    dtype: str | None = None
-    precision: str | None = None
-
-
-METHODS = {
-    "bfloat16": Method("bfloat16"),
-    "float16": Method("float16"),
-    "TF32": Method(precision="tensorfloat32"),
-    "X3": Method(precision="BF16_BF16_F32_X3"),  # three products of bfloat16
-    "float32": Method(precision="highest"),
-}
-
-
 def rows(part: str, toy: bool, rounds: int, calls: int) -> Iterator[Row]:
     """Makes the rows of a part."""
-    if part == "numbers":
-        return numbers((8, 21) if toy else (1024, 2735), TINY if toy else trees.SIZES["gpt-small"])
     size = trees.SIZES["gpt-small" if part == "float32" else part]
     size = TINY if toy else size._replace(layers=min(size.layers, MOST_LAYERS))
     timed = functools.partial(timing.interleaved, rounds=rounds, calls=calls)
@@ -181,56 +160,3 @@ def classes(events: Iterable[Event], runs: int) -> Row:
         "waiting_s": end - found[0].start - busy,
     }
     return {name: 1e-9 * x / runs for name, x in times.items()} | {"kernels": len(found) / runs}
-
-
-def numbers(shape: tuple[int, int], size: trees.Size) -> Iterator[Row]:
-    """Compares an update in float32 with Optax's, and polar factors with float64."""
-    grads = trees.random_like(trees.shapes(size._replace(layers=1)))
-    where: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(grads)}
-    theirs = first_update(optax.contrib.muon(0.01, **where), grads, "highest")
-    labels = omp.partition_labels(grads)
-    for polar in ("newton_schulz", "gram"):
-        rule = omp.muon(0.01, polar=polar, **parity.AS_OPTAX, **where)
-        apart = parity.largest_difference(first_update(rule, grads, "highest"), theirs, labels)
-        yield {"name": f"update as Optax's, {polar}", "distance": apart}
-    matrices = spectra(shape)
-    tree = {name: {"weight": jnp.asarray(x, jnp.float32)} for name, x in matrices.items()}
-    tables, forms = ("jordan", "polar_express"), ("newton_schulz", "gram")
-    for table, form, name in itertools.product(tables, forms, METHODS):
-        row, method = {"name": f"{table}, {form}, {name}"}, METHODS[name]
-        try:
-            factor = omp.polar.Orthogonalize(table, 5, polar=form, compute_dtype=method.dtype)
-        except ValueError as error:  # the library refuses what diverges in this precision
-            yield row | {"refused": str(error)}
-            continue
-        found = first_update(omp.matrix_chain(factor), tree, method.precision)
-        apart = {
-            kind: parity.distance(x["weight"], polynomial(matrices[kind], table, 5))
-            for kind, x in found.items()
-        }
-        yield row | {"distance": apart["gaussian"], "distances": apart}
-
-
-def first_update(rule: Any, grads: Any, precision: str | None) -> Any:
-    """Computes the first update of a rule, with float32 products in a precision."""
-    with jax.default_matmul_precision(precision or "default"):
-        return jax.jit(lambda g: rule.update(g, rule.init(g), g)[0])(grads)
-
-
-def spectra(shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Makes a Gaussian matrix, one with singular values log-spaced to 1e-3, and one of low rank."""
-    x = np.random.default_rng(0).standard_normal(shape)
-    u, s, vh = np.linalg.svd(x, full_matrices=False)
-    found = {
-        "gaussian": x,
-        "log-spaced": (u * np.logspace(0, -3, len(s))) @ vh,
-        "low rank": (u * (np.arange(len(s)) < max(1, len(s) // 100))) @ vh,
-    }
-    return {name: x.astype(np.float32).astype(np.float64) for name, x in found.items()}
-
-
-def polynomial(x: np.ndarray, table: str, n: int) -> np.ndarray:
-    """Computes the iteration's polynomial of each singular value, in float64."""
-    found, _, safety_factor, *_ = omp.coefficients.for_steps(table, n)
-    u, s, vh = np.linalg.svd(x, full_matrices=False)
-    return (u * omp.coefficients.evaluate(found, s / (safety_factor * np.linalg.norm(s)))) @ vh

@@ -162,7 +162,11 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
         return made(schedule, consistent_rms=0.2, **PUBLISHED, **given)
 
     def recorded(**given: Any) -> optax.GradientTransformation:
-        return omp.contrib.recorded(omp.muonplus(0.02, **PUBLISHED, **given), every=2)
+        return omp.contrib.recorded(
+            omp.muonplus(0.02, **PUBLISHED, **given),
+            every=2,
+            weight_dimension_numbers=dimension_numbers,
+        )
 
     return {
         "muonplus": plus(weight_decay=0.1, adam_learning_rate=3e-3),

@@ -4,8 +4,6 @@ The time is a roofline: kernels run one after the other, and each takes the long
 that of the bytes which it reads and writes, and that of its products. Nothing is added for
 launching a kernel, and nothing is taken off where arrays stay in a cache. A collective takes the
 time of the bytes that it receives.
-
-The rate of this package's kernel for symmetric products is taken to be that of the library.
 """
 
 import collections
@@ -27,8 +25,6 @@ class Rates(NamedTuple):
       half: operations of products of float16 or bfloat16 operands.
       tf32: of float32 operands that are rounded to TF32, the default.
       float32: of float32 operands that are not rounded.
-      peak: operations of products in 16 bits by the data sheet, of which kernels of attention reach
-        a share.
       link: bytes received from other devices.
       between_hosts: the same, where a collective has devices of several hosts; None if that makes
         no difference.
@@ -39,7 +35,6 @@ class Rates(NamedTuple):
     half: float
     tf32: float
     float32: float
-    peak: float
     link: float
     between_hosts: float | None = None
     host: int = 1
@@ -63,8 +58,8 @@ def most_work(program: Program, rates: Rates) -> Work:
     """The work of the device whose roofline time is the longest.
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
-    ``("operations", "products")``, where the kind is ``products``, ``attention``, ``reductions``,
-    ``moves`` or ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
+    ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
+    ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
     ``("seconds", "collectives")``.
 
     Raises:
@@ -85,8 +80,7 @@ def _cost(program: Program, rates: Rates, computation: Computation, x: Instructi
     found = products.inside(program, computation, x)
     operations = sum(product.operations for product in found)
     rate = min((_rate(product, rates) for product in found), default=rates.half)
-    of_products = "attention" if any(product.share for product in found) else "products"
-    kind = of_products if operations else _kind(program, x)
+    kind = "products" if operations else _kind(program, x)
     size = _bytes(program, x, shapes)
     seconds = max(size / rates.memory, operations / rate)
     work = {("kernels", kind): 1, ("bytes", kind): size, ("seconds", kind): seconds}
@@ -104,8 +98,6 @@ def _kind(program: Program, x: Instruction) -> str:
 
 
 def _rate(product: Product, rates: Rates) -> float:
-    if product.share:
-        return product.share * rates.peak
     if product.dtype in ("f16", "bf16"):
         return rates.half
     return rates.float32 if product.highest else rates.tf32

@@ -15,7 +15,6 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
 _TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
-_METADATA = re.compile(r', metadata=\{(?:op_name="([^"]*)")?[^}]*\}')
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -29,8 +28,6 @@ class Instruction(NamedTuple):
       shapes: shapes of its result; more than one for a tuple.
       arguments: the text in its brackets: names of operands, or the value of a constant.
       attributes: the text behind the brackets.
-      scope: where in the traced function it comes from, such as ``"jit(step)/optimizer/mul"``;
-        empty if the program was read without scopes.
     """
 
     name: str
@@ -38,7 +35,6 @@ class Instruction(NamedTuple):
     shapes: tuple[Shape, ...]
     arguments: str
     attributes: str
-    scope: str = ""
 
     @property
     def operands(self) -> list[str]:
@@ -114,13 +110,13 @@ class Program(NamedTuple):
         return int(limit.arguments)
 
 
-def read_program(compiled: Any, scopes: bool = False) -> Program:
-    """The program of ``jax.jit(...).lower(...).compile()``; with ``scopes``, its names too.
+def read_program(compiled: Any) -> Program:
+    """The program of ``jax.jit(...).lower(...).compile()``.
 
     ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
-    return parse(_printed(module, scopes))
+    return parse(_printed(module))
 
 
 def read_lowered(lowered: Any) -> Program:
@@ -134,10 +130,10 @@ def read_lowered(lowered: Any) -> Program:
     return program._replace(devices=devices.value)
 
 
-def _printed(module: Any, scopes: bool = False) -> str:
+def _printed(module: Any) -> str:
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
-    options.print_metadata = scopes
+    options.print_metadata = False
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
     return module.to_string(options)
@@ -177,12 +173,8 @@ def _lines(text: str) -> Iterator[str]:
 
 def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
     arguments, _, attributes = rest.partition(")")
-    found = _METADATA.search(attributes)
-    attributes = _METADATA.sub("", attributes) if found else attributes
     opcode = "fusion" if opcode == "fusion-start" else opcode
-    return Instruction(
-        name, opcode, _shapes(shape), arguments, attributes, (found and found[1]) or ""
-    )
+    return Instruction(name, opcode, _shapes(shape), arguments, attributes)
 
 
 @functools.cache

@@ -1,9 +1,8 @@
 """Multiplications and additions of the matrix products in a compiled program.
 
 XLA writes a product as `dot`, as a `convolution` on TPUs, or as a call of a library. Kernels of
-attention are known by name (`attention.py`). Another Pallas kernel counts with the estimate that
-its author gave, and is refused without one; the kernel of benchmarks.symmetric_kernel counts with
-the blocks on and below the diagonal, whole.
+attention are known by name: all of them are causal here. Another Pallas kernel counts with the
+estimate that its author gave, and is refused without one.
 """
 
 import functools
@@ -13,13 +12,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from examples.compiled_programs import attention, collectives
+from examples.compiled_programs import collectives
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
 from examples.compiled_programs.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
-_BLOCK = 256  # rows of a block of benchmarks.symmetric_kernel
-_SYMMETRIC_PRODUCT = re.compile(r'custom_call_target="mosaic_gpu.*symmetric_product', re.DOTALL)
+# Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
+# attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
+ATTENTION = {
+    "__cudnn$fmhaSoftmaxBackward": 5,
+    "__cudnn$fmhaSoftmax": 2,
+    "dot_product_attention_bwd": 5,
+    "dot_product_attention_fwd": 2,
+    "splash_mha_fwd": 2,
+    "splash_mha_dkv": 4,
+    "splash_mha_dq": 3,
+}
 KERNEL = re.compile(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu_v2|mosaic_gpu)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
 _SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\[([^\]]*)\]')
@@ -33,13 +41,11 @@ class Product(NamedTuple):
       operations: multiplications and additions.
       dtype: of its left operand.
       highest: whether it rounds nothing.
-      share: of the peak rate, for a kernel of attention; 0 for products at the usual rates.
     """
 
     operations: int
     dtype: str
     highest: bool
-    share: float = 0.0
 
 
 def cost(program: Program, computation: Computation, x: Instruction) -> Work:
@@ -76,24 +82,20 @@ def _operations(computation: Computation, x: Instruction) -> int:
     if LIBRARY_PRODUCT.search(x.attributes):
         axes = _CONTRACTED.search(x.attributes)
         return _of_dot(x, operands, collectives.numbers(axes[1]) if axes else [])
-    # JAX 0.12 names the kernel in its scope only.
-    if _SYMMETRIC_PRODUCT.search(f"{x.attributes} {x.scope}"):
-        return _of_symmetric_product(operands)
     if not KERNEL.search(x.attributes):
         return 0
     estimate = _ESTIMATE.search(x.attributes)
     if estimate is None:
-        raise ValueError(f"{x.name} is a kernel without an estimate of its work: {x.scope}")
+        raise ValueError(f"{x.name} is a kernel without an estimate of its work")
     return int(estimate[1])
 
 
 def _of_attention(computation: Computation, x: Instruction) -> Product | None:
     """The products of a kernel of attention; None for another instruction."""
-    # cuDNN's are named by the target of the call, Pallas' by the instruction or its scope.
-    products = x.opcode == "custom-call" and attention.products_of(
-        f"{x.name} {x.attributes} {x.scope}"
-    )
-    if not products:
+    # cuDNN's are named by the target of the call, Pallas' by the instruction.
+    name = f"{x.name} {x.attributes}"
+    products = next((n for kernel, n in ATTENTION.items() if kernel in name), 0)
+    if x.opcode != "custom-call" or not products:
         return None
     operands = (computation.instructions[name].shapes for name in x.operands)
     (dtype, queries), (_, keys), *_ = (
@@ -101,21 +103,14 @@ def _of_attention(computation: Computation, x: Instruction) -> Product | None:
     )
     scores = re.search(_SCORES, x.attributes)
     positions = collectives.numbers(scores[1])[-1] if scores else keys[-2]
-    operations = attention.operations(products, queries, positions)
-    share = attention.share_of_peak(products, queries[-1], positions)
-    return Product(operations, dtype, False, share)
+    # Half of the pairs: the kernels leave out what is masked.
+    return Product(products * 2 * math.prod(queries) * positions // 2, dtype, False)
 
 
 def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[int]) -> int:
     ((_, left), *_) = operands[0]
     (_, out) = x.shapes[0]  # a library's product returns its workspace too
     return 2 * math.prod(out) * math.prod(left[axis] for axis in contracted)
-
-
-def _of_symmetric_product(operands: list[tuple[Shape, ...]]) -> int:
-    ((_, (batch, side, inner)), *_) = operands[0]
-    blocks = side // _BLOCK
-    return batch * blocks * (blocks + 1) * _BLOCK**2 * inner
 
 
 def _of_convolution(x: Instruction, operands: list[tuple[Shape, ...]]) -> int:

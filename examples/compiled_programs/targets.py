@@ -144,7 +144,6 @@ class Target(NamedTuple):
             half=_SHARE * chip.peak,
             tf32=_SHARE * chip.tf32,
             float32=_SHARE * chip.float32,
-            peak=chip.peak,
             link=chip.link,
             between_hosts=chip.between_hosts,
             host=GPUS_OF_A_HOST,
@@ -157,9 +156,8 @@ class Target(NamedTuple):
         return (
             f"one kernel after another, each as long as its bytes at {r.memory / 1e12:.1f} TB/s or"
             f" its products at {r.half / 1e12:.0f} TFLOP/s in 16 bits ({r.tf32 / 1e12:.0f} in TF32,"
-            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, attention at the share of"
-            " the peak that cuDNN reaches on an H100 for its head width and direction, and"
-            f" collectives at {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
+            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, and collectives at"
+            f" {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
         )
 
 

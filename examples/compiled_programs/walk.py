@@ -5,48 +5,10 @@ What an instruction costs is for the caller to say: `products.py` counts product
 branch of a conditional is chosen.
 """
 
-import re
 from collections.abc import Callable
 
 from examples.compiled_programs.branches import Frame, UnknownError
 from examples.compiled_programs.hlo import Computation, Instruction, Program
-
-_SYNCHRONOUS = re.compile(r'"is_sync":true')
-_CONTROL = ("while", "conditional", "call")
-
-
-class Timeline:
-    """The times of one computation's instructions, which are added in the order of the program."""
-
-    def __init__(self) -> None:
-        self.now = 0.0  # when the next kernel may begin
-        self.free = 0.0  # when the next collective may
-        self.ends: dict[str, float] = {}
-
-    def add(self, x: Instruction, busy: float, sent: float, waited: float) -> float:
-        """Adds an instruction; returns the seconds that kernels wait for collectives because of it.
-
-        Its kernels take `busy` seconds and its collectives `sent`. In a loop or a branch, kernels
-        have `waited` for these.
-        """
-        if x.opcode in _CONTROL:
-            self.now += busy + waited
-            self.free = max(self.free, self.now) if sent else self.free
-            return waited
-        self.now += busy
-        if sent:
-            self.free = max(self.free, self.now) + sent
-            self.ends[x.name] = self.free
-            if x.opcode.endswith("-start") and not _SYNCHRONOUS.search(x.attributes):
-                return 0.0
-            return self._wait(x.name)
-        return self._wait(x.operands[0]) if x.opcode.endswith("-done") else 0.0
-
-    def _wait(self, name: str) -> float:
-        waited = max(0.0, self.ends.get(name, 0.0) - self.now)
-        self.now += waited
-        return waited
-
 
 # What is counted, such as ("kernels", "products"), and how much of it.
 Work = dict[tuple[str, str], float]
@@ -84,9 +46,7 @@ def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
 
     A loop's body counts as often as it runs, and its collectives as ``"in_loops"`` too. A branch
     that is chosen by the device's id is followed; where data chooses, the branch with most of
-    ``measure`` counts. If the program has scopes, ``("parts", part)`` is the measure by
-    :func:`part`. If the measure is seconds, ``("waits", "collectives")`` is how long kernels wait
-    for ``("seconds", "collectives")``.
+    ``measure`` counts.
 
     Raises:
       ValueError: if a loop that does something runs for an unknown number of iterations, or for
@@ -95,19 +55,6 @@ def of_devices(program: Program, cost: Cost, measure: str) -> list[Work]:
     walk = _Walk(program, cost, measure)
     devices = range(program.devices if walk.chooses(program.entry) else 1)
     return [walk.work(Frame(program, program.entry, device, None)) for device in devices]
-
-
-def part(scope: str) -> str:
-    """The outermost `jax.named_scope` of a traced function, or what stands in its place."""
-    return [*scope.split("/", 2), ""][1]
-
-
-def waits(timeline: Timeline, x: Instruction, work: Work) -> Work:
-    """How long kernels wait for collectives because of an instruction."""
-    sent = work.get(("seconds", "collectives"), 0.0)
-    waited = work.get(("waits", "collectives"), 0.0)
-    waited = timeline.add(x, total(work, "seconds") - sent, sent, waited)
-    return {("waits", "collectives"): waited} if sent or waited else {}
 
 
 class _Walk:
@@ -135,12 +82,8 @@ class _Walk:
         if frame.name in self._same:
             return self._same[frame.name]
         done: Work = {}
-        timeline = Timeline()
         for instruction in self.program.computations[frame.name].instructions.values():
-            work = self._instruction(frame, instruction)
-            if self.measure == "seconds":
-                work = work | waits(timeline, instruction, work)
-            for key, amount in work.items():
+            for key, amount in self._instruction(frame, instruction).items():
                 done[key] = done.get(key, 0) + amount
         if not self.chooses(frame.name):
             self._same[frame.name] = done
@@ -159,11 +102,7 @@ class _Walk:
             return self.work(frame.called(instruction.called[0], instruction.operands))
         key = (frame.name, instruction.name)
         if key not in self._single:
-            computation = self.program.computations[frame.name]
-            work = self.cost(computation, instruction)
-            if instruction.scope and (measured := self.measured(work)):
-                work = work | {("parts", part(instruction.scope)): measured}
-            self._single[key] = work
+            self._single[key] = self.cost(self.program.computations[frame.name], instruction)
         return self._single[key]
 
     def _loop(self, frame: Frame, loop: Instruction) -> Work:
