@@ -5,7 +5,7 @@ import pytest
 from examples.compiled_programs import gpu, hlo, tpu, walk
 
 # Powers of ten apart, so that a sum shows what it is made of.
-RATES = gpu.Rates(memory=1e3, half=1e4, tf32=1e3, float32=1e2, peak=1e4, link=10)
+RATES = gpu.Rates(memory=1e3, half=1e4, tf32=1e3, float32=1e2, link=10)
 
 
 def library_product(shape, operands, precision="DEFAULT"):

@@ -18,6 +18,7 @@ import optax_muonplus as omp
 from benchmarks import (
     collectives,
     columns,
+    digits,
     meshes,
     polar,
     products,
@@ -170,3 +171,19 @@ def test_compare_says_what_differs(tmp_path, capsys, changed, said):
     files = [str(tmp_path / file) for file in ("old.npz", "new.npz")]
     assert updates.main(["compare", *files]) == (changed is not ARRAYS)
     assert said in capsys.readouterr().out
+
+
+def test_the_digits_have_a_loss_for_each_seed_and_second_rate(monkeypatch, tmp_path):
+    images = np.random.default_rng(0).random((8, 8, 8, 1), np.float32), np.arange(8) % 10
+    monkeypatch.setattr(digits, "read_images", lambda: (images, images))
+    config = digits.Config(
+        methods=("omp.muonplus", "optax.adamw"), rates=(0.02,), second_rates=(0.0, 0.003),
+        seeds=(0, 1), steps=10, batch_size=4, out=tmp_path,
+    )  # fmt: skip
+    digits.main(config)
+    rows = json.loads((tmp_path / f"digits-mlp-{jax.default_backend()}.json").read_text())["rows"]
+    assert [(row["method"], row["second"]) for row in rows] == [
+        ("omp.muonplus", 0.0), ("omp.muonplus", 0.003), ("optax.adamw", 0.0)
+    ]  # fmt: skip
+    losses = np.array([row["losses"] for row in rows])
+    assert losses.shape == (3, 2) and len(np.unique(losses)) == 6 and np.all(losses < 10)

@@ -133,7 +133,7 @@ def memory(name: str, program: Any, target: Target) -> tuple[Any, ...]:
 
 def work(step: Any) -> list[str]:
     """Operations and collectives of the device that has the most."""
-    program = hlo.read_program(step, scopes=False)
+    program = hlo.read_program(step)
     done = walk.most_work(program, partial(products.cost, program), "operations")
     received = walk.of_kinds(done, "received")
     lines = [f"products    {walk.total(done, 'operations') / 1e9:,.3f} GFLOP a device and step"]
