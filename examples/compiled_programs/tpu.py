@@ -9,7 +9,6 @@ import functools
 import re
 
 from examples.compiled_programs import collectives, products, walk
-from examples.compiled_programs.chips import Chip
 from examples.compiled_programs.hlo import Computation, Instruction, Program
 from examples.compiled_programs.walk import Work
 

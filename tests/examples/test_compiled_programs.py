@@ -1,4 +1,4 @@
-"""Products, loops, groups, names and waits in the text of compiled programs, without a compiler."""
+"""Products, loops and groups in the text of compiled programs, without a compiler."""
 
 import functools
 
