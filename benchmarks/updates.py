@@ -233,7 +233,7 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
 def where_of(given: dict[str, Any]) -> omp.Matrices:
     """What says who is a matrix, of the arguments of `omp.muonplus`."""
     numbers = given["muon_weight_dimension_numbers"]
-    return omp.Matrices(dimension_numbers=numbers, sharding=given.get("sharding"))
+    return omp.Matrices(weight_dimension_numbers=numbers, sharding=given.get("sharding"))
 
 
 def run(case: Case) -> dict[str, np.ndarray]:

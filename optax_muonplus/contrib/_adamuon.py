@@ -17,7 +17,7 @@ from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, matrix_norm
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, Elementwise
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Matrices, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import MatrixLayout, Momentum, Part
 
 
 class AdaMuonState(RescaledState):
@@ -104,12 +104,12 @@ def adamuon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """AdaMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 6e-4 in the code's GPT-2 runs, the order of AdamW's.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

@@ -15,7 +15,7 @@ from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided
 from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Matrices, Momentum, Part
+from optax_muonplus.transforms import Momentum, Part
 
 
 @matrices.matrix_function
@@ -105,12 +105,12 @@ def aurora(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.05 in the code, with weight decay 0.025.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

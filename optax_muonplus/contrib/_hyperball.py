@@ -16,7 +16,7 @@ import optax
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided, matrix_axes, matrix_norm, norm_over
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, Matrices, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Part
 
 
 def scale_by_muon(
@@ -106,7 +106,7 @@ def hyperball(
     rule: Part = scale_by_muon(),
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, NAdamW or ``others`` on everything else.
 
@@ -115,4 +115,4 @@ def hyperball(
     """
     chain = transforms.matrix_chain(rule, Hyperball(learning_rate))
     others = transforms.nadamw(learning_rate) if others is None else others
-    return transforms.optimizer(chain, None, others=others, where=where)
+    return transforms.optimizer(chain, None, others=others, **where)

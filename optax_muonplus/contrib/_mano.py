@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import RMS, divided
 from optax_muonplus.matrices import NOT_NEGATIVE
-from optax_muonplus.transforms import LeafInfo, Matrices, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Part
 
 
 class ManoState(NamedTuple):
@@ -120,12 +120,12 @@ def mano(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.matrices import NOT_NEGATIVE, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Matrices, Momentum, Part
+from optax_muonplus.transforms import Momentum, Part
 
 Sides = Literal["row", "col", "both"]
 _AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}
@@ -87,12 +87,12 @@ def muoneq(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonEq on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1 and both decays of AdamW 0.95.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

@@ -17,7 +17,7 @@ from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, divided, matrix_axes
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Matrices, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import MatrixLayout, Momentum, Part
 
 NorMuonRule = Literal["code", "paper"]
 NorMuonSide = Literal["row", "long", "long_row"]
@@ -130,12 +130,12 @@ def normuon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

@@ -13,7 +13,7 @@ from optax_muonplus import transforms
 from optax_muonplus.coefficients import TABLES
 from optax_muonplus.matrices import MatrixFunction, ScaleByShape, matrix_function, static
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Matrices, Momentum, Part
+from optax_muonplus.transforms import Momentum, Part
 
 ROWS = TABLES["dion"].rows[-4:]  # those of the code
 
@@ -83,12 +83,12 @@ def turbo_muon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: Matrices | None = None,
+    **where: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Turbo-Muon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **where
     )

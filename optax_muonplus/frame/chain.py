@@ -69,8 +69,6 @@ class Resolver(Protocol):
     """Says which leaves of a tree are matrices, and how they are sharded, as a user says."""
 
     @property
-    def dimension_numbers(self) -> Any: ...
-    @property
     def sharding(self) -> Any: ...
 
     def __call__(self, tree: Any) -> ResolvedTree:

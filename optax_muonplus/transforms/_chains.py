@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
@@ -19,13 +19,14 @@ from optax_muonplus.method import (
     ScaleByShape,
 )
 from optax_muonplus.run.apply import apply
-from optax_muonplus.transforms._where import Matrices, one_of
+from optax_muonplus.transforms._where import Matrices, MatricesFields, one_of, where_of
 
 
 def matrix_chain(
     *links: Part,
     where: Matrices | None = None,
     run: Run = apply,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """One transformation of several links, each of which receives the records of matrices.
 
@@ -48,6 +49,8 @@ def matrix_chain(
       run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
         another function with the same results. :func:`optax_muonplus.transforms.plainly` is the
         reference, in a few lines.
+      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
+        ``where=omp.Matrices(...)``.
 
     Returns:
       A transformation with a state for each link; a momentum and the functions that follow it have
@@ -68,6 +71,7 @@ def matrix_chain(
       >>> updates["dense"]["kernel"].shape
       (4, 8)
     """
+    where = where_of(where, fields)
     inner = [link.resolve for link in links if isinstance(link, MatrixTransformation)]
     resolve = one_of(inner if where is None else [where, *inner])
     parts = [part for link in links for part in parts_of(link)]

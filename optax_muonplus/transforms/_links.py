@@ -4,6 +4,8 @@ Each link computes in float32 at least. The updates of :func:`momentum` are not 
 of the gradients; those of the other links have the dtype of their input.
 """
 
+from typing import Unpack
+
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -24,7 +26,7 @@ from optax_muonplus.method import (
     check_flag,
 )
 from optax_muonplus.transforms._chains import matrix_chain
-from optax_muonplus.transforms._where import Matrices
+from optax_muonplus.transforms._where import Matrices, MatricesFields
 
 
 def momentum(
@@ -83,6 +85,7 @@ def orthogonalize(
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
@@ -95,6 +98,8 @@ def orthogonalize(
       compute_dtype: dtype of the matrix products.
       where: which parameters are matrices, and where they lie; None means the default rules by
         path. Every leaf must be a matrix.
+      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
+        ``where=omp.Matrices(...)``.
 
     Raises:
       ValueError: at init, for leaves that are not matrices.
@@ -102,6 +107,7 @@ def orthogonalize(
     return matrix_chain(
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
         where=where,
+        **fields,
     )
 
 
@@ -111,6 +117,7 @@ def normalize(
     *,
     match_frobenius: bool = True,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
@@ -120,10 +127,12 @@ def normalize(
       norm_eps: inside the root, see :func:`optax_muonplus.matrices.normalize_matrix`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       where: as in :func:`orthogonalize`.
+      **fields: as in :func:`orthogonalize`.
     """
     return matrix_chain(
         Normalize(norm, norm_eps, match_frobenius),
         where=where,
+        **fields,
     )
 
 
@@ -132,6 +141,7 @@ def scale_by_shape(
     consistent_rms: float | jax.Array | None = None,
     *,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Multiplies every matrix by a factor of its shape.
 
@@ -141,10 +151,11 @@ def scale_by_shape(
         :func:`matrix_chain` it follows from the shape behind a polar factor or a normalization;
         elsewhere each matrix is measured.
       where: as in :func:`orthogonalize`.
+      **fields: as in :func:`orthogonalize`.
 
     See :func:`optax_muonplus.matrices.shape_factor` for the equations.
     """
-    return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where)
+    return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where, **fields)
 
 
 def scale_by_muonplus(
@@ -166,6 +177,7 @@ def scale_by_muonplus(
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
 
@@ -188,4 +200,5 @@ def scale_by_muonplus(
         *([DualNorm()] if adaptive else []),
         ScaleByShape(shape_scale, consistent_rms),
         where=where,
+        **fields,
     )

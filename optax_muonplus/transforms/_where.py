@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
 from optax_muonplus.frame.record import ResolvedTree
@@ -22,7 +22,7 @@ class Matrices:
     Attributes:
       rules: as in :func:`optax_muonplus.muonplus`, like the others.
       layer_axes: the axes along which layers are stacked.
-      dimension_numbers: in place of both, a tree, prefix tree or function.
+      weight_dimension_numbers: instead of both, a tree, prefix tree or function.
       sharding: where the parameters lie.
 
     Example:
@@ -39,7 +39,7 @@ class Matrices:
 
     rules: Rules = ()
     layer_axes: LayerAxes = None
-    dimension_numbers: DimensionNumbersTree = None
+    weight_dimension_numbers: DimensionNumbersTree = None
     sharding: ShardingTree = None
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Matrices:
 
     @functools.cached_property
     def _resolver(self) -> TreeResolver:
-        reader = reader_of(self.dimension_numbers, self.rules, self.layer_axes)
+        reader = reader_of(self.weight_dimension_numbers, self.rules, self.layer_axes)
         return TreeResolver(reader, self.sharding)
 
     @property
@@ -70,8 +70,9 @@ class Matrices:
         """
         if self.reader is not None and not vars(self).get("in_links"):
             raise ValueError(
-                "The labels follow rules, layer_axes or dimension_numbers that no link has. Pass"
-                " the same object to the links: omp.matrix_chain(..., where=where)."
+                "The labels follow rules, layer_axes or dimension numbers that no link has. Make"
+                " one omp.Matrices(...), and pass it to both: partition_labels(params, where) and"
+                " omp.matrix_chain(..., where=where)."
             )
         return self(params).labels
 
@@ -82,6 +83,22 @@ class Matrices:
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns the first state of parameters, sharded as they are."""
         return self._resolver.placed(state, tree)
+
+
+class MatricesFields(TypedDict, total=False):
+    """The attributes of :class:`Matrices` as keywords."""
+
+    rules: Rules
+    layer_axes: LayerAxes
+    weight_dimension_numbers: DimensionNumbersTree
+    sharding: ShardingTree
+
+
+def where_of(where: Matrices | None, fields: MatricesFields) -> Matrices | None:
+    """Returns the object, or one of its fields; raises ValueError for both."""
+    if where is not None and fields:
+        raise ValueError(f"{', '.join(fields)} beside where=: give them to omp.Matrices(...).")
+    return Matrices(**fields) if fields else where
 
 
 def one_of(given: Sequence[Any]) -> Matrices:
@@ -100,15 +117,18 @@ def one_of(given: Sequence[Any]) -> Matrices:
     return where
 
 
-def partition_labels(params: Any, where: Matrices | None = None) -> Any:
+def partition_labels(
+    params: Any, where: Matrices | None = None, **fields: Unpack[MatricesFields]
+) -> Any:
     """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
 
     Args:
       params: parameters or updates.
       where: which of them are matrices, the same object that the links have; None means the default
         rules.
+      **fields: those of :class:`Matrices`, which are refused: no link could have the same object.
 
     Raises:
       ValueError: as :meth:`Matrices.labels`.
     """
-    return (where or Matrices()).labels(params)
+    return (where_of(where, fields) or Matrices()).labels(params)

@@ -29,7 +29,7 @@ def test_rows_are_output_units_however_they_are_stored(name):
     upright = {k: MuonDimensionNumbers(1, 0) for k in params}
     stored = decayed(name)
     turned = jax.tree.map(np.transpose, params), [jax.tree.map(np.transpose, g) for g in grads]
-    tx = build(name, dimension_numbers=upright, **decay(name, 0.1))
+    tx = build(name, weight_dimension_numbers=upright, **decay(name, 0.1))
     other, _ = run(tx, *turned)
     for key in params:
         np.testing.assert_allclose(stored[-1][key], other[-1][key].T, rtol=0, atol=3e-5)
@@ -56,7 +56,7 @@ def test_batch_slices_and_fused_blocks_are_separate_matrices(name):
             "tall": np.concatenate([tree["left"], tree["right"]]),
         }
 
-    tx = build(name, dimension_numbers=TOGETHER)
+    tx = build(name, weight_dimension_numbers=TOGETHER)
     found, _ = run(tx, together(params), [together(g) for g in grads])
     for key, expected in together(alone[-1]).items():
         np.testing.assert_allclose(found[-1][key], expected, atol=3e-6, err_msg=key)
@@ -196,7 +196,7 @@ def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
     """Types forbid to make a batch of six out of 24 on four devices."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     dims = omp.MatrixSpec(0, 1, split_sizes=sizes)
-    tx = omp.contrib.normuon(0.1, where=omp.Matrices(dimension_numbers=dims))
+    tx = omp.contrib.normuon(0.1, where=omp.Matrices(weight_dimension_numbers=dims))
     update = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])
     grad = jnp.sin(jnp.arange(16.0 * sum(sizes)).reshape(16, -1) ** 2)
     with jax.set_mesh(mesh):

@@ -31,7 +31,7 @@ def test_hyperball_keeps_the_norm_of_each_matrix_and_of_each_step():
 def test_hyperball_refuses_matrices_of_zeros_that_it_sees(traced):
     params = {"up": np.ones((2, 4, 6), np.float32) * np.array([1, 0], np.float32)[:, None, None]}
     dims = {"up": omp.MuonDimensionNumbers(1, 2)}
-    init = build("hyperball", dimension_numbers=dims).init
+    init = build("hyperball", weight_dimension_numbers=dims).init
     if traced:
         jax.jit(init)(params)
     else:

@@ -39,7 +39,7 @@ def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     way(monkeypatch, 4 * D * D * 4)
     tree, dims = scanned(64)
-    tx = omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=dims))
+    tx = omp.scale_by_muonplus(where=omp.Matrices(weight_dimension_numbers=dims))
     leaf = 64 * 4 * D * D * 4
     # A leaf of squares has a fourth of that. `jax.lax.map` in place of the loop takes 0.53.
     assert temporary_bytes(tx, tree) < 0.4 * leaf
@@ -48,7 +48,7 @@ def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
 def test_on_a_cpu_results_are_not_copied_to_get_a_sharding(monkeypatch):
     """Which nobody has to tell them on one device."""
     tree, dims = scanned(64)
-    tx = omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=dims))
+    tx = omp.scale_by_muonplus(where=omp.Matrices(weight_dimension_numbers=dims))
     of_several = temporary_bytes(tx, tree)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert of_several < temporary_bytes(tx, tree) + 1000  # a leaf has 65,536 or 262,144
@@ -80,7 +80,7 @@ def test_memory_that_nothing_was_written_to_is_not_read(monkeypatch):
     """A CPU gives zeros for it, where an accelerator gives what was there before."""
     grads = random_like({**layers(2), "scanned": scanned(3)[0]})
     tx = omp.scale_by_muonplus(
-        where=omp.Matrices(dimension_numbers=omp.MuonDimensionNumbers(-2, -1))
+        where=omp.Matrices(weight_dimension_numbers=omp.MuonDimensionNumbers(-2, -1))
     )
     state = tx.init(grads)
     expected, _ = tx.update(grads, state)
@@ -105,7 +105,9 @@ def tpu_program(count):
     lead, axis = ((), 0) if count == 1 else ((count,), 1)
     tree = {name: jax.ShapeDtypeStruct((*lead, *s), jnp.bfloat16) for name, s in RAGGED.items()}
     dims = omp.MuonDimensionNumbers(axis, axis + 1)
-    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", where=omp.Matrices(dimension_numbers=dims))
+    tx = omp.scale_by_muonplus(
+        compute_dtype="bfloat16", where=omp.Matrices(weight_dimension_numbers=dims)
+    )
     update = jax.export.export(jax.jit(tx.update), platforms=["tpu"])
     return update(tree, jax.eval_shape(tx.init, tree)).mlir_module()
 

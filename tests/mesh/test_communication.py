@@ -41,7 +41,7 @@ def test_only_whole_matrices_are_orthogonalized():
         polar=spy,
         norm="col_row",
         match_frobenius=False,
-        where=omp.Matrices(dimension_numbers=dims, sharding=wanted),
+        where=omp.Matrices(weight_dimension_numbers=dims, sharding=wanted),
     )
     sharded = jax.device_put(grads, wanted)
     state = tx.init(sharded)

@@ -83,7 +83,7 @@ def test_layers_shared_out_are_whole_matrices_where_the_argument_says_so(types, 
     mesh = make_mesh((4, 2), "ab", types)
 
     def link(**where):
-        return omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=LAYERS, **where))
+        return omp.scale_by_muonplus(where=omp.Matrices(weight_dimension_numbers=LAYERS, **where))
 
     expected = update(link(), x)
     alone = link(sharding=NamedSharding(mesh, P("a")))

@@ -50,7 +50,7 @@ OPTIONS = {
 
 def chain(norm="col_row", match_frobenius=False, adaptive=False, mu_dtype=None, **options):
     run = {"run": options.pop("run")} if "run" in options else {}
-    where = omp.Matrices(dimension_numbers=DIMS, sharding=options.pop("sharding", None))
+    where = omp.Matrices(weight_dimension_numbers=DIMS, sharding=options.pop("sharding", None))
     return omp.matrix_chain(
         Momentum(mu_dtype=mu_dtype),
         Orthogonalize(**options),
@@ -152,7 +152,7 @@ def test_arrays_made_before_an_explicit_mesh_was_set(machine, monkeypatch):
     grads = modules_of(gradients(), SOME)
 
     def normalized(**options):
-        where = omp.Matrices(dimension_numbers=DIMS)
+        where = omp.Matrices(weight_dimension_numbers=DIMS)
         tx = omp.matrix_chain(Normalize("row"), where=where, **options)
         return jax.jit(lambda x: tx.update(x, tx.init(x))[0])(grads)
 

@@ -59,7 +59,7 @@ def test_degenerate_gradients_give_finite_updates(options):
     }
     grads = {k: jnp.asarray(g, jnp.float32) for k, g in grads.items()}
     # By the default rules (1, n) is a vector.
-    where = omp.Matrices(dimension_numbers=dict.fromkeys(grads, MuonDimensionNumbers(0, 1)))
+    where = omp.Matrices(weight_dimension_numbers=dict.fromkeys(grads, MuonDimensionNumbers(0, 1)))
     transformations = [
         omp.scale_by_muonplus(norm=norm, shape_scale="none", **extra, **options, where=where)
         for norm, extra in [
@@ -131,7 +131,7 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
     sizes = np.array([0.0, *10.0 ** np.arange(-20, 21)])
     stack = jnp.asarray((sizes[:, None, None] * g).astype(dtype))
     tx = omp.scale_by_muonplus(
-        **options, where=omp.Matrices(dimension_numbers=MuonDimensionNumbers(1, 2))
+        **options, where=omp.Matrices(weight_dimension_numbers=MuonDimensionNumbers(1, 2))
     )
     updates = np.asarray(first_update(tx, stack))
     assert not np.any(updates[0])

@@ -126,7 +126,9 @@ def test_leaves_that_are_in_one_tree_only_are_left_alone():
     """Frozen parameters without gradients."""
     params = tree("float32", frozen=jnp.ones((4, 6)))
     grads = tree("float32", frozen=None)
-    tx = omp.scale_by_muonplus(where=omp.Matrices(dimension_numbers=omp.muon_dimension_numbers))
+    tx = omp.scale_by_muonplus(
+        where=omp.Matrices(weight_dimension_numbers=omp.muon_dimension_numbers)
+    )
     kernels = ({"k": t["up"]["kernel"], "f": t["up"]["frozen"]} for t in (grads, params))
     grads, params = kernels
     updates, _ = tx.update(grads, tx.init(grads), params)

@@ -54,7 +54,7 @@ DECAYING = {
     "muon": omp.muon,
 }
 RIVALS = {name: getattr(omp.contrib, name) for name in RIVALS}
-WHERE = {"where": omp.Matrices(dimension_numbers=DIMS, sharding=SHARDING)}
+WHERE = {"where": omp.Matrices(weight_dimension_numbers=DIMS, sharding=SHARDING)}
 MAKERS = {
     **{name: functools.partial(make, 0.1, **TREES, **DECAY) for name, make in DECAYING.items()},
     **{name: functools.partial(make, 0.1, **WHERE, **DECAY) for name, make in RIVALS.items()},
@@ -102,7 +102,7 @@ LINKS = {
 
 @pytest.mark.parametrize("name", LINKS)
 def test_links_take_the_trees_of_the_whole_model_too(name):
-    where = omp.Matrices(dimension_numbers=DIMS, sharding=SHARDING)
+    where = omp.Matrices(weight_dimension_numbers=DIMS, sharding=SHARDING)
     tx, labels = LINKS[name](where=where), where.labels(PARAMS)
     tx = optax.partition({"muon": tx, "adam": optax.adamw(0.1)}, labels)
     updates = jax.eval_shape(functools.partial(two_updates, tx), PARAMS, GRADS)

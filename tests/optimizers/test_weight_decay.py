@@ -79,7 +79,7 @@ def test_cautious_decay_needs_parameters_unless_it_is_zero():
 )
 def test_rivals_may_decay_cautiously(rule):
     params, grads = random_trees(1)
-    make = functools.partial(omp.optimizer, rule, where=omp.Matrices(dimension_numbers=DIMS))
+    make = functools.partial(omp.optimizer, rule, where=omp.Matrices(weight_dimension_numbers=DIMS))
     rules = [make(0.3, weight_decay=0.5, cautious_weight_decay=True), make(0.3)]
     cautious, none = updates_of(rules, params, grads)
     for key in SHAPES:

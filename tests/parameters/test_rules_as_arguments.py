@@ -87,7 +87,7 @@ def test_describe_and_labels_take_rules():
     where = omp.Matrices(RULES, AXES)
     matrices = omp.matrix_chain(omp.momentum(), where=where)
     labels = omp.partition_labels(PARAMS, where)
-    assert labels == omp.Matrices(dimension_numbers=by_function())(PARAMS).labels
+    assert labels == omp.Matrices(weight_dimension_numbers=by_function())(PARAMS).labels
     optax.partition({"muon": matrices, "adam": optax.sgd(0.1)}, where.labels).init(PARAMS)
 
 

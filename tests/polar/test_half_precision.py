@@ -253,7 +253,9 @@ def test_layers_of_one_leaf_are_slices_in_one_loop_on_a_gpu(monkeypatch):
     """Written out, slices of 24 layers of LLaMA-1B took 1.2 GB beside the parameters; now 0.3."""
     monkeypatch.setattr("optax_muonplus.run.stacks.STACK_BYTES", 2 * 24 * 64 * 4)
     dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
-    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", where=omp.Matrices(dimension_numbers=dims))
+    tx = omp.scale_by_muonplus(
+        compute_dtype="bfloat16", where=omp.Matrices(weight_dimension_numbers=dims)
+    )
 
     def update(grads):
         return tx.update({"scanned": grads}, tx.init({"scanned": grads}))[0]

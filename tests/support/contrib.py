@@ -67,7 +67,7 @@ OUTER = ("weight_decay", "weight_decay_mask", "others", "where")
 
 
 def build(name, rate=0.05, **options):
-    where = {x: options.pop(x) for x in ("dimension_numbers", "sharding") if x in options}
+    where = {x: options.pop(x) for x in ("weight_dimension_numbers", "sharding") if x in options}
     outer = {x: options.pop(x) for x in OUTER if x in options}
     if where:
         outer["where"] = omp.Matrices(**where)

@@ -47,7 +47,7 @@ def parts():
 
 
 def variant(dims=None, rate=1.0, decay=0.0):
-    where = omp.Matrices(dimension_numbers=dims)
+    where = omp.Matrices(weight_dimension_numbers=dims)
     others = optax.nadamw(0.1, weight_decay=0.0)
     return omp.optimizer(omp.matrix_chain(*parts()), rate, decay, others=others, where=where)
 
@@ -70,7 +70,7 @@ def test_dimension_numbers_reach_all_links_of_an_optimizer():
 
 
 def test_one_object_tells_labels_and_links_who_is_a_matrix():
-    where = omp.Matrices(dimension_numbers=OTHER_WAY)
+    where = omp.Matrices(weight_dimension_numbers=OTHER_WAY)
     link = omp.normalize("row", match_frobenius=False, where=where)
     tx = optax.partition(
         {"muon": optax.chain(omp.momentum(), link), "adam": optax.adamw(0.1)}, where.labels
@@ -88,7 +88,7 @@ def test_labels_by_rules_that_no_link_has_are_refused():
         tx.init(tree(0))
     with pytest.raises(ValueError, match="no link has"):
         omp.partition_labels(tree(0), where)
-    other = omp.Matrices(dimension_numbers=OTHER_WAY)
+    other = omp.Matrices(weight_dimension_numbers=OTHER_WAY)
     link = omp.normalize("row", where=other)
     with pytest.raises(ValueError, match="Two objects say which parameters are matrices"):
         omp.matrix_chain(omp.momentum(), link, where=where)
@@ -233,3 +233,20 @@ def test_a_function_of_each_entry_works_on_matrices_as_they_are_stored():
     params = {"up": {"kernel": jnp.ones((4, 6))}}  # (in, out)
     program = jax.make_jaxpr(lambda grads: tx.update(grads, tx.init(params), params))(params)
     assert "transpose[" not in str(program)
+
+
+def test_fields_of_matrices_are_keywords_too():
+    params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
+    rules = [("a/", omp.MuonDimensionNumbers(1, 0))]
+
+    def update(link):
+        return link.update(params, link.init(params), params)[0]["a"]["kernel"]
+
+    wanted = update(omp.scale_by_muonplus(where=omp.Matrices(rules)))
+    links = (omp.momentum(), omp.orthogonalize(), omp.normalize(), omp.scale_by_shape())
+    for link in (omp.scale_by_muonplus(rules=rules), omp.matrix_chain(*links, rules=rules)):
+        np.testing.assert_array_equal(update(link), wanted)
+    with pytest.raises(ValueError, match="rules beside where=: give them to omp.Matrices"):
+        omp.orthogonalize(where=omp.Matrices(), rules=rules)
+    with pytest.raises(ValueError, match="no link has"):
+        omp.partition_labels(params, rules=rules)

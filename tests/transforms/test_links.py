@@ -49,15 +49,15 @@ def test_links_chained_by_hand_are_the_alias():
     tail = [optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.3)]
     links = [
         omp.momentum(**momentum),
-        omp.orthogonalize(**polar, where=omp.Matrices(dimension_numbers=DIMS)),
-        omp.normalize(norm_eps=1e-3, **common, where=omp.Matrices(dimension_numbers=DIMS)),
-        omp.scale_by_shape("max", where=omp.Matrices(dimension_numbers=DIMS)),
+        omp.orthogonalize(**polar, where=omp.Matrices(weight_dimension_numbers=DIMS)),
+        omp.normalize(norm_eps=1e-3, **common, where=omp.Matrices(weight_dimension_numbers=DIMS)),
+        omp.scale_by_shape("max", where=omp.Matrices(weight_dimension_numbers=DIMS)),
     ]
     matrix_part = {
         **momentum, **polar, **common,
         "norm_eps": 1e-3, "shape_scale": "max",
     }  # fmt: skip
-    part = omp.scale_by_muonplus(**matrix_part, where=omp.Matrices(dimension_numbers=DIMS))
+    part = omp.scale_by_muonplus(**matrix_part, where=omp.Matrices(weight_dimension_numbers=DIMS))
     by_hand, part, alias = updates_of(
         [
             optax.chain(*links, *tail),

@@ -143,7 +143,7 @@ def rule_of(
     b1, b2, nesterov = config.adam_b1, config.adam_b2, config.adam_nesterov
     decay, rest = config.weight_decay, config.adam_weight_decay
     others = optax.adamw(adam_rate, b1, b2, eps, weight_decay=rest, nesterov=nesterov)
-    where = omp.Matrices(dimension_numbers=matrices, sharding=sharding)
+    where = omp.Matrices(weight_dimension_numbers=matrices, sharding=sharding)
     if config.name == "adamw":
         rule = optax.adamw(rate, b1, b2, eps, weight_decay=decay, nesterov=nesterov)
         parts: dict[Any, optax.GradientTransformation] = {"muon": rule, "adam": others}
