@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 from optax_muonplus.frame.layout import DimensionNumbersTree
@@ -94,11 +94,15 @@ class MatricesFields(TypedDict, total=False):
     sharding: ShardingTree
 
 
-def where_of(where: Matrices | None, fields: MatricesFields) -> Matrices | None:
+def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | None:
     """Returns the object, or one of its fields; raises ValueError for both."""
-    if where is not None and fields:
-        raise ValueError(f"{', '.join(fields)} beside where=: give them to omp.Matrices(...).")
-    return Matrices(**fields) if fields else where
+    # optax.inject_hyperparams passes on under their name what ``**fields`` have collected.
+    told = {**fields, **fields.get("fields", {})}
+    told.pop("fields", None)
+    where = told.pop("where", where)
+    if where is not None and told:
+        raise ValueError(f"{', '.join(told)} beside where=: give them to omp.Matrices(...).")
+    return Matrices(**told) if told else where
 
 
 def one_of(given: Sequence[Any]) -> Matrices:

@@ -56,6 +56,7 @@ KINDS = {
         "polar_factor",
         "run",
         "where",
+        "fields",
     ),
     "tree": (
         "weight_decay_mask",
