@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
 
 def finish(asked: NewSweep, preset: str) -> int:
     """Does what is left of a grid, a method at a time; returns the exit status."""
-    refuse_what_is_not_done(asked)
+    if asked.mesh:
+        raise UserError("--mesh: runs at once do not have this. Take python -m examples.sweep.")
     dataset, _, ledger = begin(asked, preset, print)
     for method in grid.methods(asked.grid):
         if any(trial not in ledger.losses() for trial in wanted(asked, method, ledger.losses())):
@@ -63,11 +64,6 @@ def finish(asked: NewSweep, preset: str) -> int:
             print(f"{method.name}: {len(trials)} runs at once", flush=True)
             record(asked, ledger, dict(zip(trials, run(asked, trials, dataset), strict=True)))
     return 0
-
-
-def refuse_what_is_not_done(asked: NewSweep) -> None:
-    if asked.mesh:
-        raise UserError("--mesh: runs at once do not have this. Take python -m examples.sweep.")
 
 
 def wanted(asked: NewSweep, method: Method, losses: dict[Trial, float]) -> list[Trial]:

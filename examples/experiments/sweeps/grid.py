@@ -89,16 +89,9 @@ VARIED = {
 }
 """Fields of OptimizerConfig that a grid sets, and the fields of Grid that list their values."""
 
-TITLES = {
-    "adamw": "AdamW",
-    "muon": "Muon",
+TITLES = {name: rule.title for name, rule in RULES.items()} | {
     "optax_muon": "Optax Muon",
-    "muonplus": "Muon+",
-    "normuon": "NorMuon",
-    "adamuon": "AdaMuon",
     "aurora": "Aurora",
-    "turbo_muon": "Turbo-Muon",
-    "mano": "Mano",
     "hyperball": "MuonH",
     "muoneq": "MuonEq",
     "muoneq_max": "MuonEq max",
