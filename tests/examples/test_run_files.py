@@ -229,7 +229,7 @@ def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
     path.write_text("".join(json.dumps(line) + "\n" for line in written))
     shown = said_when_resumed(copy, capsys)
     assert "last validation loss is nan" in shown and "--optimizer.learning-rate" in shown
-    assert Result([(1, float("nan"))], [], None, None, 1.0).loss == float("inf")
+    assert Result([(1, float("nan"))], None, None, 1.0).loss == float("inf")
     path.write_text("")
     assert f"{path} has no losses" in said_when_resumed(copy, capsys)
 

@@ -4,8 +4,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from tests.support import reference
-
 SIDES = ("row", "col")
 
 
@@ -34,12 +32,3 @@ def ratio(x, side):
 
 def correlation(x, y, side):
     return scipy.stats.spearmanr(squares(x, side), squares(y, side)).statistic
-
-
-def rms(x):
-    return np.sqrt(squares(x, "row").sum() / np.size(x))
-
-
-def distance(x, of):
-    exact = reference.svd_polar(np.asarray(of, np.complex128))
-    return np.linalg.norm(np.asarray(x) - exact) / np.linalg.norm(exact)
