@@ -73,7 +73,7 @@ def test_a_run_diverges_where_the_trainer_would_stop(first, last, diverged_at):
     train[first - 1 : last] = np.nan
     dataset: Any = SimpleNamespace(val=SimpleNamespace(meta=SimpleNamespace(tokens=1, bytes=1)))
     val = [(5, 4.0), (20, 3.0), (40, 2.9)]
-    found = at_once.result_of(train, val, RunConfig(max_skipped=10), dataset, 1.0)
+    found = at_once.result_of(train, val, RunConfig(), dataset, 1.0)
     assert found.diverged_at == diverged_at
     assert found.val == (val[:1] if diverged_at else val)
     assert len(found.train) == (9 if diverged_at else 39)
