@@ -12,9 +12,11 @@ import jax
 import optax
 from jax.sharding import AxisType
 
-from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.frame.program import Program
-from optax_muonplus.frame.record import (
+from optax_muonplus._chain.layout import DimensionNumbersTree
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.paths import fold, listed, without_numbers
+from optax_muonplus._chain.program import Program
+from optax_muonplus._chain.record import (
     ADAM,
     GIVEN,
     MUON,
@@ -24,17 +26,18 @@ from optax_muonplus.frame.record import (
     ResolvedTree,
     axes_of_type,
 )
-from optax_muonplus.messages import fold, listed, without_numbers
-from optax_muonplus.method import MatrixFunction, Orthogonalize, ScaleByShape, accumulation_dtype
+from optax_muonplus._core.function import MatrixFunction
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.precision import accumulation_dtype
+from optax_muonplus._core.scale import ScaleByShape
+from optax_muonplus._execution.plan import plan
+from optax_muonplus._execution.polar import for_platform
+from optax_muonplus._execution.sharded_leaf import ShardedLeaf
+from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.resolve import resolve
+from optax_muonplus._params.sharding import shardings_of
+from optax_muonplus._params.suggestions import rules_for_adamw, suggest_rules
 from optax_muonplus.muonplus import muonplus
-from optax_muonplus.run.plan import plan
-from optax_muonplus.run.polar import for_platform
-from optax_muonplus.run.sharded_leaf import ShardedLeaf
-from optax_muonplus.transforms import Momentum
-from optax_muonplus.trees.reader import reader_of
-from optax_muonplus.trees.resolve import resolve
-from optax_muonplus.trees.sharding import shardings_of
-from optax_muonplus.trees.suggestions import rules_for_adamw, suggest_rules
 
 T = TypeVar("T")
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")

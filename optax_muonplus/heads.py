@@ -8,18 +8,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optax_muonplus.frame.layout import DimensionNumbers, MatrixLayout
-from optax_muonplus.frame.record import LeafInfo
-from optax_muonplus.messages import listed
-from optax_muonplus.trees.flatten import FlatTree, normalize_paths
-from optax_muonplus.trees.given import (
+from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
+from optax_muonplus._chain.paths import listed
+from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._params.flatten import FlatTree, normalize_paths
+from optax_muonplus._params.given import (
     LayerAxes,
     Rules,
     check_pattern,
     checked_layer_axes,
     checked_rules,
 )
-from optax_muonplus.trees.reader import RuleReader
+from optax_muonplus._params.reader import RuleReader
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"

@@ -11,25 +11,21 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus import transforms
-from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.method import (
-    DEFAULT_EPS,
-    CoefficientsLike,
-    Norm,
-    Normalize,
-    Orthogonalize,
-    Polar,
-    PolarFunction,
-    Preconditioning,
-    ScaleByShape,
-    ShapeScale,
-    check_flag,
-)
-from optax_muonplus.transforms import DualNorm, Matrices, Momentum, matrix_chain
+from optax_muonplus._chain.layout import DimensionNumbersTree
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.program import DualNorm
+from optax_muonplus._core.arguments import check_flag
+from optax_muonplus._core.coefficients import CoefficientsLike
+from optax_muonplus._core.newton_schulz import Preconditioning
+from optax_muonplus._core.normalize import Norm, Normalize
+from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
+from optax_muonplus._core.scale import ScaleByShape, ShapeScale
+from optax_muonplus._params.given import LayerAxes, Rules
+from optax_muonplus._params.sharding import ShardingTree
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
+from optax_muonplus.transforms._matrix_chain import matrix_chain
 from optax_muonplus.transforms._partition import nadamw, partition
-from optax_muonplus.trees.given import LayerAxes, Rules
-from optax_muonplus.trees.sharding import ShardingTree
+from optax_muonplus.transforms._where import Matrices
 
 # The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
 # code's, as are AdamW's two decays of the moments.

@@ -4,13 +4,13 @@
 ``rules=[("torso", None), *omp.rules.AGENTS]``. A rule of a list may match nothing.
 """
 
-from optax_muonplus.trees.language import PathRule as _PathRule
-from optax_muonplus.trees.language import adamw as _adamw
-from optax_muonplus.trees.language import matrix as _matrix
-from optax_muonplus.trees.neighbours import is_outermost as _is_outermost
-from optax_muonplus.trees.table import COUNTER as _COUNTER
-from optax_muonplus.trees.table import LEAF as _LEAF
-from optax_muonplus.trees.table import TOP as _TOP
+from optax_muonplus._params.language import PathRule as _PathRule
+from optax_muonplus._params.language import adamw as _adamw
+from optax_muonplus._params.language import matrix as _matrix
+from optax_muonplus._params.neighbours import is_outermost as _is_outermost
+from optax_muonplus._params.table import COUNTER as _COUNTER
+from optax_muonplus._params.table import LEAF as _LEAF
+from optax_muonplus._params.table import TOP as _TOP
 
 # Networks of reinforcement learning, what they are made of, and what their outputs are called.
 _NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"

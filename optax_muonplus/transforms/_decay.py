@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus.frame.chain import Scaling
-from optax_muonplus.method import Kind, check_flag, check_number
+from optax_muonplus._chain.chain import Scaling
+from optax_muonplus._core.arguments import Kind, check_flag, check_number
 
 RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
 

@@ -9,23 +9,16 @@ from typing import Unpack
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus.frame.chain import MatrixTransformation
-from optax_muonplus.frame.momentum import Momentum, MomentumTransformation
-from optax_muonplus.frame.program import DualNorm
-from optax_muonplus.method import (
-    DEFAULT_EPS,
-    CoefficientsLike,
-    Norm,
-    Normalize,
-    Orthogonalize,
-    Polar,
-    PolarFunction,
-    Preconditioning,
-    ScaleByShape,
-    ShapeScale,
-    check_flag,
-)
-from optax_muonplus.transforms._chains import matrix_chain
+from optax_muonplus._chain.chain import MatrixTransformation
+from optax_muonplus._chain.momentum import Momentum, MomentumTransformation
+from optax_muonplus._chain.program import DualNorm
+from optax_muonplus._core.arguments import check_flag
+from optax_muonplus._core.coefficients import CoefficientsLike
+from optax_muonplus._core.newton_schulz import Preconditioning
+from optax_muonplus._core.normalize import Norm, Normalize
+from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
+from optax_muonplus._core.scale import ScaleByShape, ShapeScale
+from optax_muonplus.transforms._matrix_chain import matrix_chain
 from optax_muonplus.transforms._where import Matrices, MatricesFields
 
 

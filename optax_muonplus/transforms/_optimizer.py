@@ -4,10 +4,10 @@ from typing import Any, Unpack
 
 import optax
 
-from optax_muonplus.frame.chain import ChainTransformation, MatrixTransformation, Part
-from optax_muonplus.run.apply import apply
-from optax_muonplus.transforms._chains import matrix_chain, parts_of
+from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus._execution.apply import apply
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
+from optax_muonplus.transforms._matrix_chain import matrix_chain, parts_of
 from optax_muonplus.transforms._partition import nadamw, partition
 from optax_muonplus.transforms._where import Matrices, MatricesFields
 

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus.frame.chain import (
+from optax_muonplus._chain.chain import (
     Chain,
     ChainTransformation,
     MatrixTransformation,
     TreeTransformation,
 )
-from optax_muonplus.frame.record import ADAM, MUON, ResolvedTree
-from optax_muonplus.method import DECAY, NOT_NEGATIVE, check_flag, check_number, narrowed
+from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
+from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
+from optax_muonplus._core.precision import narrowed
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
 
 

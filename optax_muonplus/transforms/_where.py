@@ -5,12 +5,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-from optax_muonplus.frame.layout import DimensionNumbersTree
-from optax_muonplus.frame.record import ResolvedTree
-from optax_muonplus.trees.given import LayerAxes, Rules
-from optax_muonplus.trees.reader import reader_of
-from optax_muonplus.trees.resolve import TreeResolver
-from optax_muonplus.trees.sharding import ShardingTree
+from optax_muonplus._chain.layout import DimensionNumbersTree
+from optax_muonplus._chain.record import ResolvedTree
+from optax_muonplus._params.given import LayerAxes, Rules
+from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.resolve import TreeResolver
+from optax_muonplus._params.sharding import ShardingTree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import functools
 import pytest
 
 from optax_muonplus import coefficients
-from optax_muonplus.method import restarts_for
+from optax_muonplus._core.restarts import restarts_for
 from tests.support import restarts
 
 

@@ -17,13 +17,13 @@ from tests.support.documents import ROOT, imported
 PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
 # A room imports rooms of the lines above its own only.
 FLOORS = """
-method messages
-frame
-run trees coefficients
+_core
+_chain
+_params _execution coefficients
 heads rules
-extras.zero1 extras.int8 extras.bfloat16 matrices polar
+zero1 int8 bfloat16 matrices polar
 transforms
-muonplus contrib extras
+muonplus contrib convert
 describe
 __init__
 """
@@ -83,12 +83,12 @@ def test_modules_do_not_import_in_circles():
     assert set(order) == MODULES.keys()
 
 
-def test_the_method_runs_alone(tmp_path):
-    """Copied into an empty folder, with JAX beside it, "method" computes an update."""
-    shutil.copytree(PACKAGE / "method", tmp_path / "method")
+def test_the_core_runs_alone(tmp_path):
+    """Copied into an empty folder, with JAX beside it, "_core" computes an update."""
+    shutil.copytree(PACKAGE / "_core", tmp_path / "core")
     program = """
-import sys, jax.numpy as jnp, method
-update, momentum = method.muon_plus(jnp.eye(2, 3), jnp.zeros((2, 3)))
+import sys, jax.numpy as jnp, core
+update, momentum = core.muon_plus(jnp.eye(2, 3), jnp.zeros((2, 3)))
 assert update.shape == momentum.shape == (2, 3) and jnp.abs(update).max() > 0.5
 assert not {"optax_muonplus", "optax"} & set(sys.modules)"""
     command = [sys.executable, "-P", "-c", program]

@@ -4,13 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus.method import (
-    Normalize,
-    Orthogonalize,
-    ScaleByShape,
-    muon_plus,
-    newton_schulz,
-)
+from optax_muonplus._core.momentum import muon_plus
+from optax_muonplus._core.newton_schulz import newton_schulz
+from optax_muonplus._core.normalize import Normalize
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.scale import ScaleByShape
 from tests.support import reference
 from tests.support.oracle_runs import TOLERANCE
 

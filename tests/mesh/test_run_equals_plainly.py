@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus._execution import plan as planning
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.run import plan as planning
 from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, plainly
 from tests.support.batches import everywhere_mapped, everywhere_stacked, play
 from tests.support.mesh import (

@@ -10,7 +10,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import contrib as rivals
-from optax_muonplus.method import times_pow2
+from optax_muonplus._core.precision import times_pow2
 from tests.support.contrib import NAMES
 
 PARAMS = jax.random.normal(jax.random.key(0), (4, 6))

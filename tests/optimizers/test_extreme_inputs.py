@@ -10,7 +10,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 import optax_muonplus as omp
-from optax_muonplus.method import Norm
+from optax_muonplus._core.normalize import Norm
 from tests.support.platforms import LESS_EXACT
 from tests.support.trees import SHAPES, assert_trees_close, first_update, random_tree
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.method import narrowed
+from optax_muonplus._core.precision import narrowed
 from tests.support.platforms import LESS_EXACT
 from tests.support.trees import random_tree
 

@@ -9,8 +9,8 @@ from flax import linen as nn
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus.trees.reader import reader_of
-from optax_muonplus.trees.resolve import resolve
+from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.resolve import resolve
 from tests.support.trees import by_path, nested_shapes
 
 LAYERS = {

@@ -16,9 +16,9 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.trees.language import matrix
-from optax_muonplus.trees.reader import reader_of
-from optax_muonplus.trees.resolve import resolve
+from optax_muonplus._params.language import matrix
+from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.resolve import resolve
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
 LEFT_OUT = "-"

@@ -12,7 +12,7 @@ from flax.core import FrozenDict
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus.trees.resolve import resolve
+from optax_muonplus._params.resolve import resolve
 from tests.support.trees import by_path, nested_shapes, random_tree
 
 

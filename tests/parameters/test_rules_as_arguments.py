@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.frame.layout import MatrixLayout
+from optax_muonplus._chain.layout import MatrixLayout
 from tests.support.trees import nested_shapes, random_like
 
 PARAMS = random_like(

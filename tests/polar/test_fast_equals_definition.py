@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from optax_muonplus import coefficients, polar
+from optax_muonplus._execution import products
 from optax_muonplus.polar import FastPolar, Orthogonalize
-from optax_muonplus.run import products
 from tests.support import reference
 from tests.support.oracle_runs import TOLERANCE
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus.run import mesh, products, stacks
+from optax_muonplus._execution import mesh, products, stacks
 
 D = 16
 

@@ -21,7 +21,7 @@ def imported(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module
-            if node.level:  # only "method" has such imports, because it runs by itself
-                assert node.level == 1 and path.parent.name == "method", f"{path}: relative import"
-                module = f"optax_muonplus.method.{module}"
+            if node.level:  # only "_core" has such imports, because it runs by itself
+                assert node.level == 1 and path.parent.name == "_core", f"{path}: relative import"
+                module = f"optax_muonplus._core.{module}"
             yield from (f"{module}.{alias.name}" for alias in node.names)

@@ -7,18 +7,13 @@ import optax
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus._chain import chain
+from optax_muonplus._chain.layout import MatrixLayout
+from optax_muonplus._chain.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.contrib import NorMuon
-from optax_muonplus.frame import chain
-from optax_muonplus.frame.layout import MatrixLayout
-from optax_muonplus.frame.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import (
-    DualNorm,
-    Momentum,
-    links_of,
-    plainly,
-)
+from optax_muonplus.transforms import DualNorm, Momentum, links_of, plainly
 from tests.support import trees
 
 OTHER_WAY = {"dense": {"kernel": omp.MuonDimensionNumbers(1, 0), "bias": None}}

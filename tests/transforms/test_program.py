@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from optax_muonplus.frame.momentum import Momentum
-from optax_muonplus.frame.program import compile_parts
-from optax_muonplus.method import Normalize, Orthogonalize
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.program import compile_parts
+from optax_muonplus._core.normalize import Normalize
+from optax_muonplus._core.orthogonalize import Orthogonalize
 from tests.support import reference
 from tests.support.oracle_runs import NORMS
 

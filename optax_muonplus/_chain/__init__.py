@@ -1,0 +1,1 @@
+"""Links on trees: what a chain means, layouts, records, and the place that compiles parts."""

@@ -1,0 +1,121 @@
+"""A momentum and the functions of it that follow: each matrix is read and written once."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.operand import Operand
+from optax_muonplus._chain.plain import Run, plainly
+from optax_muonplus._chain.program import DualNorm, Program, compile_parts
+from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._core.arguments import supported
+from optax_muonplus._core.function import MatrixFunction
+from optax_muonplus._core.normalize import Normalize
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.scale import ScaleByShape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FusedLink:
+    """Functions of each matrix, or of its momentum, which is made where it is read.
+
+    Attributes:
+      momentum: of the gradients, or None.
+      functions: in order, as they were given.
+      program: what runs of them.
+      rounds: whether results have the dtype of the gradients, or else that of the functions' input.
+      run: how functions are applied to the matrices of a tree.
+    """
+
+    momentum: Momentum | None
+    functions: tuple[MatrixFunction | DualNorm, ...]
+    program: Program
+    rounds: bool = True
+    run: Run = plainly
+
+    @classmethod
+    def of(
+        cls,
+        momentum: Momentum | None,
+        functions: Sequence[MatrixFunction | DualNorm],
+        rounds: bool = True,
+        run: Run | None = None,
+    ) -> "FusedLink":
+        """Returns the link of a momentum, if any, and functions."""
+        program = compile_parts(momentum, functions)
+        return cls(momentum, tuple(functions), program, rounds, run or plainly)
+
+    def times(self, factor: jax.Array) -> "FusedLink":
+        """Returns the link with one more function, which multiplies by a number."""
+        return dataclasses.replace(self, program=self.program.times(factor))
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
+        """Returns the state of the momentum and an empty one, or an empty one."""
+        given = [f for f in self.functions if not isinstance(f, DualNorm)]
+        _check_functions(given, leaves)
+        if self.momentum is None:
+            return optax.EmptyState()
+        return self.momentum.init(params), optax.EmptyState()
+
+    def update(
+        self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the functions of the updates, or of their momentum.
+
+        With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
+        """
+        arrays, treedef = jax.tree.flatten(updates)
+        if self.momentum is None:
+            operands = [Operand.of(x) for x in arrays]
+        else:
+            mu, nothing = state
+            rounded_to, divisor = self.program.input_dtype, self.program.divisor
+            mu, operands = self.momentum.advance(
+                updates, mu, rounded_to, divisor, params is not None
+            )
+            state = (mu, nothing)
+        if not self.rounds:
+            pairs = zip(leaves, operands, strict=True)
+            leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
+        return treedef.unflatten(self.run(self.program, operands, leaves)), state
+
+
+def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
+
+    Nothing is computed: each distinct shape is traced once, for functions that may not.
+    """
+    shapes: dict[jax.ShapeDtypeStruct, str] = {}
+    for leaf in leaves:
+        for shape in leaf.matrix.block_shapes():
+            shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
+    for (probe, name), function in itertools.product(shapes.items(), functions):
+        if _is_known(function, probe.dtype):
+            continue
+        try:
+            result = jax.eval_shape(lambda x, function=function: function(x), probe)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        becomes_complex = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
+        shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
+        if shape != probe.shape or not supported(dtype) or becomes_complex:
+            raise ValueError(
+                f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
+                " same shape, floating-point and real where they are; for"
+                f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
+            )
+
+
+def _is_known(function: MatrixFunction, dtype: Any) -> bool:
+    """Returns whether a function of the library is defined for all matrices of ``dtype``."""
+    if type(function) is Orthogonalize and not callable(function.polar):
+        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
+        operand = function.compute_dtype
+        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
+    return type(function) in (Normalize, ScaleByShape)

@@ -1,0 +1,207 @@
+"""The momentum: the only state that Muon+ has for a matrix."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from optax_muonplus._chain.checks import check_gradients, check_inexact_dtypes
+from optax_muonplus._chain.operand import Operand
+from optax_muonplus._chain.paths import flatten_with_names
+from optax_muonplus._chain.states import wrong_state
+from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
+from optax_muonplus._core.function import matrix_function, static
+from optax_muonplus._core.momentum import look_ahead, moving_average
+from optax_muonplus._core.precision import narrowed, narrower
+
+# The arrays that hold one buffer.
+Buffer = tuple[jax.Array, ...]
+
+
+class MomentumState(NamedTuple):
+    """State of :func:`momentum`.
+
+    Attributes:
+      mu: one buffer for each parameter, of its shape.
+      count: number of updates so far, for bias correction; None without it.
+    """
+
+    mu: optax.Updates
+    count: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """How the buffers of a momentum are kept between updates."""
+
+    state: Any  # the class of the state: trees of arrays, and the count of updates
+    # From zeros like the parameters, and the count, to the first state.
+    empty: Callable[[optax.Params, Any], Any]
+    # From the arrays that hold one buffer, or from parts of them, to the momentum.
+    load: Callable[..., jax.Array]
+    # From a momentum, and the arrays that held the one before, to arrays that hold it.
+    store: Callable[[jax.Array, Buffer], Buffer]
+
+
+def _load(buffer: jax.Array) -> jax.Array:
+    return buffer
+
+
+def _store(x: jax.Array, buffer: Buffer) -> Buffer:
+    return (narrowed(x, buffer[0].dtype),)
+
+
+AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)
+# Where the storage of a dtype is that is more than arrays of numbers; its first use imports it.
+_STORAGES = {"int8": "optax_muonplus.int8"}
+
+
+def storage_of(dtype: np.dtype | None) -> Storage:
+    """Returns how buffers of a dtype are kept."""
+    module = None if dtype is None else _STORAGES.get(dtype.name)
+    return importlib.import_module(module).STORAGE if module else AS_NUMBERS
+
+
+def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
+    """Returns ``mu_dtype`` as a dtype with a storage; raises ValueError for any other."""
+    for name in _STORAGES:
+        if value in (name, np.dtype(name), getattr(np, name), getattr(jnp, name)):
+            return np.dtype(name)
+    return floating_dtype("mu_dtype", value)
+
+
+class MomentumTransformation(optax.GradientTransformation):
+    """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``."""
+
+    momentum: "Momentum"  # the part of a chain that it is
+
+
+@matrix_function
+class LookAhead:
+    """The direction ``a M + b G``, of which the polar factor is taken, in float32 at least."""
+
+    beta: ArrayLike
+    count: Any  # number of updates so far, for bias correction; None without it
+    nesterov: bool = static()  # G has a part
+    divisor: float = static()  # divides the sum, before it can overflow
+    load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
+
+    def __call__(self, *arrays: jax.Array) -> jax.Array:
+        """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""
+        *buffer, g = arrays if self.nesterov else (*arrays, None)
+        return look_ahead(self.load(*buffer), g, self.beta, self.count, self.divisor)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Momentum:
+    """The momentum as a part of a chain; the attributes are the arguments of :func:`momentum`."""
+
+    beta: ArrayLike = 0.95
+    nesterov: bool = True
+    bias_correction: bool = False
+    mu_dtype: DTypeLike | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError as :func:`momentum`."""
+        check_number("beta", self.beta, DECAY)
+        check_flag("nesterov", self.nesterov)
+        check_flag("bias_correction", self.bias_correction)
+        self.dtype  # noqa: B018
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of the buffer; None is that of the parameter."""
+        return momentum_dtype(self.mu_dtype)
+
+    def init(self, params: optax.Params) -> Any:
+        """Returns the state before the first update."""
+        paths, leaves = flatten_with_names(params)
+        check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
+        _check_mu_dtype(leaves, self.dtype)
+        count = jnp.zeros([], jnp.int32) if self.bias_correction else None
+        zeros = optax.tree.zeros_like(params, dtype=self.dtype)
+        return storage_of(self.dtype).empty(zeros, count)
+
+    def update(
+        self, updates: optax.Updates, state: Any, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, Any]:
+        """Returns the directions and the new state."""
+        del params
+        state, directions = self.advance(updates, state)
+        return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
+
+    def advance(
+        self,
+        updates: optax.Updates,
+        state: Any,
+        rounded_to: Any = None,
+        divisor: float = 1.0,
+        compared: bool = False,
+    ) -> tuple[Any, list[Operand]]:
+        """Takes one step of the moving average; returns the state, and a direction for each leaf.
+
+        ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer is as
+        narrow, they are computed from it, which is in memory anyway, and else from the sum before
+        it was rounded. Numbers in eight bits are read as they are stored. ``divisor`` divides the
+        directions before they can overflow: with bias correction they are up to twice as large as
+        the largest gradient. Gradients that were ``compared`` with parameters are not checked.
+        """
+        storage = storage_of(self.dtype)
+        check_momentum(state, storage, self.bias_correction)
+        if not compared:
+            check_gradients(updates, state[0], "momentum")
+        buffers, treedef = buffers_of(state)
+        grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
+        pairs = zip(buffers, grads, strict=True)
+        sums = [moving_average(storage.load(*m), g, self.beta) for m, g in pairs]
+        kept = [storage.store(x, m) for x, m in zip(sums, buffers, strict=True)]
+        count = optax.safe_increment(state.count) if self.bias_correction else None
+        new = state_of(state, treedef, kept, count)
+        compute = LookAhead(self.beta, count, self.nesterov, divisor, storage.load)
+        directions = []
+        for x, m, g in zip(sums, kept, grads, strict=True):
+            stored = len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype
+            arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
+            directions.append(Operand(arrays, x.dtype, compute))
+        return new, directions
+
+
+def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
+    """Refuses a real buffer, which would drop the imaginary parts of a complex momentum."""
+    if mu_dtype is None or jnp.issubdtype(mu_dtype, jnp.complexfloating):
+        return
+    if any(jnp.iscomplexobj(leaf) for leaf in leaves):
+        raise ValueError(
+            f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
+            " treat them in a group of their own."
+        )
+
+
+def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> None:
+    """Raises ValueError unless ``state`` is one of that storage, with a count if one is needed."""
+    if getattr(state, "_fields", None) != storage.state._fields:
+        raise wrong_state(state, storage.state)
+    if bias_correction and state.count is None:
+        raise ValueError(
+            "The momentum in this state has no count, but bias_correction=True needs one. Get a"
+            " state that has: optax_muonplus.take_over(state, tx.init(params), params)."
+        )
+
+
+def buffers_of(state: Any) -> tuple[list[Buffer], Any]:
+    """Returns the arrays that hold each leaf's momentum, and the structure of the tree."""
+    first, *others = state[:-1]
+    arrays, treedef = jax.tree.flatten(first)
+    return list(zip(arrays, *map(treedef.flatten_up_to, others), strict=True)), treedef
+
+
+def state_of(like: Any, treedef: Any, buffers: list[Buffer], count: Any) -> Any:
+    """Makes a state of the arrays that :func:`buffers_of` returns."""
+    columns = zip(*buffers, strict=True) if buffers else ((),) * (len(like) - 1)
+    return type(like)(*map(treedef.unflatten, columns), count)

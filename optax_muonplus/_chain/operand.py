@@ -1,0 +1,43 @@
+"""An array that is computed where it is read, in place of a copy of it in memory."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from optax_muonplus._core.precision import narrowed, narrower
+
+
+class Operand(NamedTuple):
+    """An array that is computed from others when it is loaded.
+
+    Attributes:
+      arrays: what it is computed from. The first has its shape; others may have one number for
+        each block of it.
+      dtype: what it is rounded to when it is loaded.
+      compute: an elementwise function of the arrays; None stands for the only array itself.
+    """
+
+    arrays: tuple[jax.Array, ...]
+    dtype: Any
+    compute: Callable[..., jax.Array] | None = None
+
+    @classmethod
+    def of(cls, x: Any) -> "Operand":
+        """Returns the operand that is an array in memory."""
+        x = jnp.asarray(x)
+        return cls((x,), x.dtype)
+
+    def load(self) -> jax.Array:
+        """Returns the array."""
+        x = self.arrays[0] if self.compute is None else self.compute(*self.arrays)
+        return narrowed(x, self.dtype)
+
+    def rounded_to(self, dtype: Any) -> "Operand":
+        """Returns the operand in a dtype, if that is narrower and has as many exponent bits."""
+        return self._replace(dtype=narrower(self.dtype, dtype))
+
+    def map(self, change: Callable[[jax.Array], jax.Array]) -> "Operand":
+        """Returns the operand of changed arrays."""
+        return self._replace(arrays=tuple(change(x) for x in self.arrays))

@@ -1,0 +1,165 @@
+"""What runs of a chain's parts: the only place that knows what stands before what.
+
+Parts are values with the fields that a user gives them. What one of them may rely on, because of
+the parts before it, is decided here once, when the chain is made.
+"""
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._core.function import (
+    Elementwise,
+    MatrixFunction,
+    ViaTranspose,
+    compose,
+    matrix_function,
+    static,
+)
+from optax_muonplus._core.normalize import Normalize
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.precision import as_real, scale_by_pow2, times_pow2
+from optax_muonplus._core.scale import ScaleByShape
+
+
+class DualNorm:
+    """Multiplies the result O of the functions before it by <M, O>, where M is the momentum.
+
+    For a polar factor O this is the nuclear norm of M, the dual of the spectral norm.
+    """
+
+
+@matrix_function
+class Program:
+    """Functions on matrices as they run, the first one first.
+
+    Attributes:
+      functions: of matrices ``(batch, out, in)``.
+      transposed: the same of matrices that are stored as ``(batch, in, out)``.
+      divisor: what the momentum is divided by, before it can overflow.
+    """
+
+    functions: tuple[MatrixFunction, ...]
+    transposed: tuple[MatrixFunction, ...]
+    divisor: float = static(default=1.0)
+
+    @classmethod
+    def of(cls, functions: Sequence[MatrixFunction], divisor: float = 1.0) -> "Program":
+        """Returns the program of functions as they are."""
+        return cls(tuple(functions), tuple(f.transposed() for f in functions), divisor)
+
+    def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
+        """Returns the functions of matrices that are stored as (in, out) if ``transposed``."""
+        return self.transposed if transposed else self.functions
+
+    def __call__(self, x: jax.Array, transposed: bool) -> jax.Array:
+        """Returns the functions of ``x``, one after the other."""
+        for function in self.stored(transposed):
+            x = function(x)
+        return x
+
+    def times(self, factor: jax.Array) -> "Program":
+        """Returns the program with one more function, which multiplies by a number."""
+        return Program.of([*self.functions, Times(factor)], self.divisor)
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        """The dtype that matrices are rounded to before anything else, or None."""
+        return self.functions[0].input_dtype
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts FLOPs of products for a matrix ``(out, in)``."""
+        return sum(function.flops(shape) for function in self.functions)
+
+
+@matrix_function
+class Times(Elementwise):
+    """Multiplies each matrix by a number."""
+
+    factor: ArrayLike
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
+
+
+@matrix_function
+class NormalizeBounded(MatrixFunction):
+    """A normalization of matrices whose entries are of the order of 1 at most."""
+
+    normalize: Normalize
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.normalize.apply(x, bounded=True)
+
+    def transposed(self) -> MatrixFunction:
+        other = self.normalize.transposed()
+        return NormalizeBounded(other) if isinstance(other, Normalize) else ViaTranspose(self)
+
+
+@matrix_function
+class ScaleByDualNorm(MatrixFunction):
+    """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M."""
+
+    function: MatrixFunction  # f
+    scale: MatrixFunction  # s, which multiplies each matrix by a number
+    divisor: float = static(default=1.0)  # M is this times the argument
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Multiplies ``s(f(x))`` by the inner product, to the largest number at most."""
+        o = self.function(x)
+        # The inner product may be beyond the largest number where the update is not.
+        y, power = scale_by_pow2(x)
+        inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
+        return times_pow2(self.scale(o) * inner.astype(o.dtype), power * self.divisor)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        return self.function.transpose_equivariant and self.scale.transpose_equivariant
+
+    def transposed(self) -> MatrixFunction:
+        return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        return self.function.flops(shape)
+
+
+def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | DualNorm]) -> Program:
+    """Returns what runs of the functions on matrices, or on their momentum, in ``parts``."""
+    # With bias correction the momentum may be twice the largest gradient.
+    may_be_large = momentum is not None and momentum.bias_correction
+    divisor, functions, before_dual_norm = 1.0, [], None
+    for part in parts:
+        before = functions[-1] if functions else None
+        if isinstance(part, DualNorm):
+            before_dual_norm = len(functions)
+            continue
+        if before is None and may_be_large and _is_polar_factor(part):
+            # A polar factor of half of it is the same, with half of eps; a user's function may see
+            # the size.
+            divisor, part = 2.0, part.replace(eps=part.eps / 2)
+        if isinstance(part, Normalize) and _is_polar_factor(before):
+            part = NormalizeBounded(part)
+        if isinstance(part, ScaleByShape) and part.norm is None:
+            part = _told(part, before)
+        functions.append(part)
+    if before_dual_norm is not None:
+        inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
+        functions = [ScaleByDualNorm(compose(inner), compose(outer), divisor)]
+    return Program.of(functions, divisor)
+
+
+def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:
+    """Returns whether entries of a function's results are of the order of 1 at most."""
+    return isinstance(function, Orthogonalize) and not callable(function.polar)
+
+
+def _told(scale: ScaleByShape, before: MatrixFunction | None) -> ScaleByShape:
+    """Returns the factor by shape, which measures matrices of which it knows nothing."""
+    norm = before.normalize if isinstance(before, NormalizeBounded) else before
+    if isinstance(norm, Normalize):
+        return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
+    return scale.replace(norm="none") if isinstance(before, Orthogonalize) else scale

@@ -1,0 +1,120 @@
+"""A record of each leaf of a tree: its path, its matrices and its sharding."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout, Shape
+from optax_muonplus._chain.paths import Path, path_name
+
+MUON, ADAM, UNKNOWN = "muon", "adam", "?"
+# The rule of a leaf whose dimension numbers come from no rule.
+GIVEN = "your dimension numbers"
+
+
+class LeafSharding(NamedTuple):
+    """The sharding of one leaf: for each of its axes the mesh axes that cut it, major first."""
+
+    mesh: Mesh | AbstractMesh
+    spec: tuple[tuple[str, ...], ...]
+
+
+class LeafInfo(NamedTuple):
+    """Metadata of one leaf: path, shape, dtype, matrices, sharding.
+
+    Attributes:
+      index: its place among the leaves of the tree.
+      path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
+      shape: its shape.
+      dtype: its dtype, which is also that of its update.
+      layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
+      given_sharding: its entry in the argument ``sharding``.
+      sharding: its sharding, if it is a matrix. None on one device, or where it is not
+        known before the program is compiled.
+      rule: the rule by which it was read, in words.
+      known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
+      stack: axes that number its layers, by ``layer_axes``.
+      dimension_numbers: its layout as a rule or a user wrote it; None for AdamW, and if unknown.
+    """
+
+    index: int
+    path: Path
+    shape: tuple[int, ...]
+    dtype: Any
+    layout: MatrixLayout | None
+    given_sharding: NamedSharding | None = None
+    sharding: LeafSharding | None = None
+    rule: str = GIVEN
+    known: bool = True
+    stack: tuple[int, ...] = ()
+    dimension_numbers: DimensionNumbers | None = None
+
+    @property
+    def name(self) -> str:
+        """The path as people read it: ``blocks/0/attn/query/kernel``."""
+        return path_name(self.path)
+
+    @property
+    def matrix(self) -> MatrixLayout:
+        """The layout of a leaf that is known to be a matrix."""
+        assert self.layout is not None, self.name
+        return self.layout
+
+    @property
+    def batch_axes(self) -> tuple[int, ...]:
+        """Axes that number matrices, or may do so where nothing is known."""
+        if not self.known:
+            return tuple(range(len(self.shape)))
+        return () if self.layout is None else self.layout.batch_axes
+
+    @property
+    def layer_shape(self) -> Shape:
+        """The shape that one of its layers has."""
+        return tuple(size for axis, size in enumerate(self.shape) if axis not in self.stack)
+
+    @property
+    def label(self) -> str:
+        """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
+        if not self.known:
+            return UNKNOWN
+        return ADAM if self.layout is None else MUON
+
+
+class ResolvedTree(NamedTuple):
+    """A tree, flattened once: its records, its leaves, and the way back from values to a tree."""
+
+    leaves: list[LeafInfo]
+    arrays: list[Any]
+    unflatten: Callable[[Iterable[Any]], Any]
+    labels: Any  # a tree of "muon" and "adam", each in the place of a leaf or of its box
+
+    @property
+    def matrices(self) -> list[LeafInfo]:
+        """The records of leaves that are matrices."""
+        return [leaf for leaf in self.leaves if leaf.layout is not None]
+
+
+def usable_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+    """Returns the axes that no surrounding ``jax.shard_map`` has taken."""
+    taken = axes_of_type(mesh, AxisType.Manual)
+    return tuple(name for name in mesh.axis_names if name not in taken)
+
+
+def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> tuple[str, ...]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, axis_type in pairs if axis_type == kind)
+
+
+def varying_axes(typed: Any) -> frozenset[str]:
+    """Returns the Manual axes over which an array varies, by its type; none if unchecked."""
+    kinds = getattr(typed, "manual_axis_type", None)  # since jax 0.10
+    return typed.vma if kinds is None else kinds.varying
+
+
+def as_named(sharding: LeafSharding, kinds: Sequence[AxisType] = tuple(AxisType)) -> NamedSharding:
+    """Returns the sharding over those of its mesh axes that are of some kinds."""
+    mesh, spec = sharding
+    of_kind = {name for kind in kinds for name in axes_of_type(mesh, kind)}
+    entries = [tuple(name for name in names if name in of_kind) or None for names in spec]
+    return NamedSharding(mesh, PartitionSpec(*entries))

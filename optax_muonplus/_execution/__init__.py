@@ -1,0 +1,1 @@
+"""The numbers of plain.py, fast: the polar factor, one device, a mesh."""

@@ -1,0 +1,292 @@
+"""Matrices that lie in shards on a mesh, each worked on whole by one device: pack, work, return.
+
+*Pack*: every device writes its shards into a send buffer, which has a row for each worker, and one
+all-to-all sends the rows. *Work*: a worker joins the shards that it received to whole matrices, and
+works on them. *Return*: it writes the shards of the results into the same places, and a second
+all-to-all sends the rows back. Devices that hold copies of a matrix divide the work, and gather the
+results. ``plan.py`` decides who works on what, and has a worked example.
+
+There are two collectives for each bucket, however many matrices are in it, and none while work is
+done. They are explicit, under ``jax.shard_map``: sharding constraints on a stack made the compiler
+gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from optax_muonplus._chain.operand import Operand
+from optax_muonplus._chain.program import Program
+from optax_muonplus._chain.record import LeafInfo, LeafSharding, as_named, axes_of_type, usable_axes
+from optax_muonplus._execution.local import apply_batched, apply_local, apply_to_one
+from optax_muonplus._execution.loops import (
+    Arrays,
+    Platform,
+    concatenated,
+    on_its_platform,
+    platform_of,
+)
+from optax_muonplus._execution.plan import Bucket, Round, Route, lines_of, plan
+from optax_muonplus._execution.sharded_leaf import LANES, ShardedLeaf
+
+
+def apply_sharded(
+    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+) -> list[jax.Array]:
+    """Applies a program to the matrices of leaves on one mesh.
+
+    Matrices travel in the dtype that the first function rounds them to, if it is narrower than
+    theirs and has as many exponent bits. Results equal those of rounding after the transfer, have
+    the dtypes of the records, and are sharded as the operands.
+    """
+    operands = [
+        _in_whole_blocks(operand).map(functools.partial(_sharded_as, leaf))
+        for operand, leaf in zip(operands, leaves, strict=True)
+    ]
+    computes = list(dict.fromkeys(x.compute for x in operands))
+    # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
+    # and jax.shard_map as arguments. Python numbers stay constants of the program.
+    values, structure = jax.tree.flatten((computes, program))
+    hyperparams = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
+    numbers = tuple(None if i in hyperparams else x for i, x in enumerate(values))
+    static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
+    sharded = tuple(ShardedLeaf.of(leaf, x.dtype) for leaf, x in zip(leaves, operands, strict=True))
+    arrays = [x.arrays for x in operands]
+    given = hyperparams, arrays, static, sharded, _platform(leaves)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)):
+        return _apply(*given)
+    # Outside of jit every operation would be a program of its own, and compiled anew at every call.
+    return _apply_compiled(*given)
+
+
+def _in_whole_blocks(operand: Operand) -> Operand:
+    """Loads an operand with numbers for blocks, since a shard may cut a block."""
+    shapes = {x.shape for x in operand.arrays}
+    return operand if len(shapes) == 1 else Operand.of(operand.load())
+
+
+def _sharded_as(leaf: LeafInfo, x: jax.Array) -> jax.Array:
+    """Returns ``x``, which may be a momentum, sharded over Explicit axes as its gradient is."""
+    typed = jax.typeof(x).sharding
+    if leaf.sharding is None or not axes_of_type(typed.mesh, AxisType.Explicit):
+        return x
+    wanted = as_named(leaf.sharding, [AxisType.Explicit])
+    return x if typed.spec == wanted.spec else jax.sharding.reshard(x, wanted)
+
+
+def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
+    """Returns the platform of the devices that the argument ``sharding`` names, if it names any.
+
+    Types have abstract meshes, which have no devices. Then work is traced for every platform.
+    """
+    meshes = (leaf.given_sharding.mesh for leaf in leaves if leaf.given_sharding)
+    devices = (mesh.devices for mesh in meshes if isinstance(mesh, Mesh))
+    return next((platform_of(x.flat[0].platform) for x in devices), None)
+
+
+def _apply(
+    hyperparams: dict[int, jax.Array],
+    arrays: Sequence[Arrays],
+    static: tuple[Any, tuple[Any, ...], tuple[int, ...]],
+    leaves: tuple[ShardedLeaf, ...],
+    platform: Platform | None,
+) -> list[jax.Array]:
+    structure, numbers, which = static
+
+    def merged(hyperparams: dict[int, jax.Array]) -> tuple[list[Any], Program]:
+        return structure.unflatten([hyperparams.get(i, x) for i, x in enumerate(numbers)])
+
+    routes, _ = plan(leaves, merged(hyperparams)[1])
+
+    def on_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
+        computes, program = merged(hyperparams)
+        operands = [
+            Operand(x, leaf.dtype, computes[i])
+            for x, leaf, i in zip(shards, leaves, which, strict=True)
+        ]
+        results: dict[int, jax.Array] = {}
+        for route in routes:
+            device = _Device(program, route, leaves, platform)
+            if route.is_local:
+                results |= device.work_in_place(operands)
+            else:
+                results |= device.exchange(operands)
+        return tuple(results[i] for i in range(len(leaves)))
+
+    return _on_each_device(on_device, hyperparams, arrays, leaves)
+
+
+_apply_compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
+
+
+def _on_each_device(
+    work: Callable[..., tuple[jax.Array, ...]],
+    hyperparams: dict[int, jax.Array],
+    arrays: Sequence[Arrays],
+    leaves: Sequence[ShardedLeaf],
+) -> list[jax.Array]:
+    """Runs ``work`` on the shards of ``arrays`` that each device of a mesh has."""
+    specs = tuple(as_named(x.sharding).spec for x in leaves)
+    mesh = leaves[0].sharding.mesh
+    # Replicas divide work along axes that cut no array. Where members of a jax.vmap lie along such
+    # an axis, they have other members, and JAX refuses this array, which is cut along all axes.
+    names = usable_axes(mesh)
+    taken = jnp.zeros([mesh.shape[name] for name in names], bool)
+    everywhere = LeafSharding(mesh, tuple((name,) for name in names))
+    if axes_of_type(mesh, AxisType.Explicit):
+        taken = jax.sharding.reshard(taken, as_named(everywhere, [AxisType.Explicit]))
+    mapped = jax.shard_map(
+        lambda hyperparams, _, *shards: work(hyperparams, *shards),
+        mesh=mesh,
+        in_specs=(PartitionSpec(), as_named(everywhere).spec, *specs),
+        out_specs=specs,
+        axis_names=set(names),
+        check_vma=False,  # what is gathered is the same on all devices, which it cannot see
+    )
+    return list(mapped(hyperparams, taken, *arrays))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Device:
+    """The part of one device in a route."""
+
+    program: Program
+    route: Route
+    leaves: Sequence[ShardedLeaf]
+    platform: Platform | None  # None is the one that the program is lowered for
+
+    def work_in_place(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
+        """Works on arrays whose matrices are whole on each device; returns results by index."""
+        leaves = {i: self.leaves[i] for i in itertools.chain(*self.route.leaves)}
+        layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in leaves.values()]
+        dtypes, some = [x.result_dtype for x in leaves.values()], [operands[i] for i in leaves]
+        results = apply_local(self.program, some, layouts, dtypes, self.platform)
+        return dict(zip(leaves, results, strict=True))
+
+    def exchange(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
+        """Sends shards to the workers of their matrices; returns results by index."""
+        route = self.route
+        shards = [self.shards_of(operands, which) for which in route.leaves]
+        results: list[dict[int, jax.Array]] = [{} for _ in shards]
+        copies, across, gathered = route.replica_axes, route.all_to_all_axes, route.all_gather_axes
+        for bucket in route.buckets:
+            # Pack.
+            buffer = _moved(self.pack(bucket, shards), copies, across, gathered)
+            # Work.
+            buffer = on_its_platform(
+                lambda platform, bucket=bucket: functools.partial(
+                    dataclasses.replace(self, platform=platform).work, bucket
+                ),
+                buffer,
+                platform=self.platform,
+            )
+            # Return.
+            buffer = _moved(buffer, gathered, across, copies)
+            for slot in itertools.chain(*bucket):
+                results[slot.kind][slot.first] = slot.take(buffer)
+        return self.unpack(results)
+
+    def shards_of(self, operands: Sequence[Operand], which: Sequence[int]) -> jax.Array:
+        """Returns the shards ``(items, lines, 128)`` of arrays of one kind."""
+        # Rounded before they are reshaped, as a momentum is where it is stored: one array for both.
+        narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
+        parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
+        # A GPU joins arrays with fewer operations, a TPU in place.
+        return on_its_platform(
+            lambda platform: concatenated if platform == "tpu" else jnp.concatenate,
+            parts,
+            platform=self.platform,
+        )
+
+    def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
+        """Writes shards into the rows of a send buffer."""
+        buffer = jnp.zeros((self.route.workers, lines_of(bucket), LANES), shards[0].dtype)
+        for slot in itertools.chain(*bucket):
+            buffer = slot.put(buffer, shards[slot.kind][slot.items])
+        return buffer
+
+    def unpack(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
+        """Returns the arrays by index, of the shards of results by kind and first item."""
+        arrays = {}
+        for parts, which in zip(results, self.route.leaves, strict=True):
+            stops = np.cumsum([self.leaves[i].items for i in which])[:-1]
+            items = jnp.split(jnp.concatenate([parts[first] for first in sorted(parts)]), stops)
+            arrays |= {i: self.leaves[i].from_items(x) for i, x in zip(which, items, strict=True)}
+        return arrays
+
+    def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
+        """Works on a receive buffer; returns the results, in the places of their shards."""
+        dtype, senders = self.route.items[0].result_dtype, self.route.senders
+        # Matrices lie in the buffer as they were sent, and each is read once: results take their
+        # places there if they are as wide.
+        in_place = buffer.dtype == dtype
+        results = buffer if in_place else jnp.zeros(buffer.shape, dtype)
+        # In a shared round every worker has as many items of one kind.
+        shared = [x for x in bucket if x[0].stop - x[0].start == self.route.workers]
+        slots = [slots[0] for slots in shared]
+        batches = [
+            self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width], senders)
+            for x in slots
+        ]
+        outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
+        for slot, of_slot in zip(slots, batches, strict=True):
+            output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot], senders)
+            results = jax.lax.dynamic_update_slice_in_dim(results, output, slot.offset, 1)
+        for slots in bucket:
+            if slots not in shared:
+                results = self.work_on_round(slots, results if in_place else buffer, results)
+        return results
+
+    def work_on_round(self, slots: Round, buffer: jax.Array, results: jax.Array) -> jax.Array:
+        """Works on a round in which each worker has one item of some kind, or nothing.
+
+        All workers run one program, which looks up by the worker's index what it has to do.
+        """
+        kinds = sorted({slot.kind for slot in slots})
+        # The branch of each worker, and the first line of its item.
+        table = np.zeros((2, self.route.workers), np.int32)
+        for slot in slots:
+            table[:, slot.start : slot.stop] = [[kinds.index(slot.kind) + 1], [slot.offset]]
+        branch, offset = jnp.asarray(table)[:, jax.lax.axis_index(self.route.worker_axes)]
+        rows, unchanged = (
+            jax.lax.dynamic_slice_in_dim(x, offset, slots[0].lines, 1) for x in (buffer, results)
+        )
+        branches = [functools.partial(self.work_on_item, self.route.items[kind]) for kind in kinds]
+        if table[0].all():
+            branch -= 1
+        else:
+            branches = [lambda _: unchanged, *branches]
+        output = jax.lax.switch(branch, branches, rows)
+        return jax.lax.dynamic_update_slice_in_dim(results, output, offset, 1)
+
+    def work_on_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
+        """Works on the rows ``(senders, lines, 128)`` of one item."""
+        batches = item.to_batches(rows, self.route.senders)
+        outputs = [apply_to_one(self.program, x, self.platform) for x in batches]
+        return item.to_rows(outputs, self.route.senders)
+
+
+def _moved(
+    rows: jax.Array, own_row: tuple[str, ...], all_to_all: tuple[str, ...], gather: tuple[str, ...]
+) -> jax.Array:
+    """Moves rows, one for each device along ``own_row`` and ``all_to_all``, to those devices.
+
+    Along ``own_row`` devices have the same rows: each keeps those at its own index. Over
+    ``all_to_all`` rows are exchanged, and along ``gather`` all devices get the same ones.
+    """
+    if own_row:
+        rows = rows.reshape(jax.lax.axis_size(own_row), -1, *rows.shape[1:])
+        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(own_row), 0, False)
+    if all_to_all:
+        rows = jax.lax.all_to_all(rows, all_to_all, 0, 0, tiled=True)
+    if gather:
+        rows = jax.lax.all_gather(rows, gather, axis=0, tiled=True)
+    return rows

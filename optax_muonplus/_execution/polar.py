@@ -1,0 +1,239 @@
+"""The polar factor as it runs: the definition's numbers by the fastest products of a platform.
+
+The Gram iteration needs more exact products than the plain one, and restarts that go with their
+precision:
+
+- float32 and wider: on a CPU products are exact. On accelerators JAX's default is TF32, or
+  operands rounded to bfloat16, which is enough for the plain iteration only. There ``"gram"`` uses
+  three products of bfloat16 parts, whose errors are several times smaller than those of plain TF32.
+  ``"auto"`` stays plain: three products take 3/2 of the time of TF32, more than the Gram iteration
+  saves. If JAX is told to make exact products
+  (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form there too.
+- float16: both forms, on GPUs. Errors of the Gram iteration are below those of plain bfloat16.
+- bfloat16: both, for the tables that have restarts with which the Gram iteration is as exact as the
+  plain one. It rounds more often than in float16, so that it restarts more often.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from optax_muonplus._core.function import Matrices, MatrixFunction, matrix_function, static
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.precision import holds_float32, product_dtype
+from optax_muonplus._core.restarts import every_step
+from optax_muonplus._execution import products
+from optax_muonplus._execution.iteration import (
+    Iteration,
+    iterate_on_its_platform,
+    operations,
+    product_shapes,
+    range_factor,
+)
+from optax_muonplus._execution.loops import PLATFORMS, Platform, platform_of
+from optax_muonplus._execution.products import Precision, Products
+
+Function = TypeVar("Function")  # or a program of functions
+
+DEFAULT = Orthogonalize()
+EXACT = jax.lax.Precision.HIGHEST
+BFLOAT16_X3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
+
+
+@matrix_function
+class FastPolar(MatrixFunction):
+    """Computes what ``options``, a Newton-Schulz iteration, defines, to its rounding errors.
+
+    Attributes:
+      options: what is computed.
+      platform: which the products are written for; None is the one that the program is lowered for.
+    """
+
+    options: Orthogonalize
+    platform: Platform | None = static(default=None)
+
+    def __call__(self, x: Matrices) -> Matrices:
+        platforms = PLATFORMS if self.platform is None else (self.platform,)
+        iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
+        options = self.options
+        steps = options.ns_steps if isinstance(options.ns_steps, jax.core.Tracer) else None
+        return iterate_on_its_platform(x, options.eps, steps, iterations)
+
+    @property
+    def transpose_equivariant(self) -> bool:
+        return self.options.transpose_equivariant
+
+    @property
+    def input_dtype(self) -> jnp.dtype | None:
+        return self.options.input_dtype
+
+    @property
+    def output_dtype(self) -> jnp.dtype | None:
+        return self.options.output_dtype
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        """Counts the products of :func:`matmul_shapes`."""
+        shapes = matmul_shapes(shape, self.options, self.platform)
+        return sum(2 * math.prod(product) for product in shapes)
+
+    def iteration(self, platform: Platform, shape: Sequence[int], dtype: DTypeLike) -> Iteration:
+        """Resolves all choices for matrices of that shape and dtype on that platform."""
+        options = self.options
+        rows, _, safety_factor = options.coefficients
+        sums = product_dtype(dtype, options.compute_dtype)
+        operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
+        restarts, precision, upcast_operands = choose_algorithm(
+            options, platform, shape, operand, sums
+        )
+        height, width = shape[-2:]
+        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
+        # side: it takes the right one, as optax.contrib.muon does.
+        left = height < width or (height == width and options.preconditioning != "aol")
+        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
+        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
+        exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
+        factor = range_factor(operand, len(rows[0]))
+        block = products.TPU_BLOCK if platform == "tpu" else 1
+        made = Products(
+            left, operand, sums, factor, precision, upcast_operands, exact_squares, block
+        )
+        return Iteration(rows, restarts, safety_factor, options.preconditioning, made)
+
+
+def choose_algorithm(
+    options: Orthogonalize,
+    platform: Platform,
+    shape: Sequence[int],
+    operand: jnp.dtype,
+    sums: jnp.dtype,
+) -> tuple[tuple[int, ...], Precision, bool]:
+    """Returns how the iteration of matrices ``(..., out, in)`` is carried out.
+
+    Args:
+      options: the iteration.
+      platform: where it runs.
+      shape: of the matrices.
+      operand: dtype of the operands of products.
+      sums: dtype of sums.
+
+    Returns:
+      The steps that compute the Gram matrix again, the precision of products, and whether operands
+      are cast to the dtype of sums.
+    """
+    rows, polar = options.coefficients.rows, options.polar
+    plain = every_step(len(rows))
+
+    def cheaper(gram: tuple[int, ...]) -> tuple[int, ...]:
+        """Returns the restarts of the cheaper form, if ``polar`` leaves a choice."""
+        if polar == "newton_schulz":
+            return plain
+        fewer = operations(shape, rows, gram) < operations(shape, rows, plain)
+        return gram if polar == "gram" or fewer else plain
+
+    # Where no restarts are known, the plain iteration is taken.
+    float32, bfloat16_x3, float16, bfloat16 = options.restarts or [plain] * 4
+    on_cpu = platform == "cpu"
+    if not holds_float32(operand):
+        # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
+        # no unit for float16, and would round its digits to those of bfloat16.
+        on_tpu = platform == "tpu" and operand == jnp.float16
+        restarts = cheaper(float16 if operand == jnp.float16 else bfloat16)
+        return restarts, EXACT if on_tpu else None, on_tpu or on_cpu
+    upcast = operand != sums and on_cpu
+    exact = cheaper(float32), EXACT, upcast
+    is_exact = jax.config.jax_default_matmul_precision in (  # ty: ignore[missing-attribute]
+        "highest",
+        "float32",
+    )
+    if is_exact or sums in (jnp.float64, jnp.complex128):
+        return exact
+    if polar == "gram":
+        # Three products are defined for real numbers.
+        split = not on_cpu and sums == jnp.float32
+        return (cheaper(bfloat16_x3), BFLOAT16_X3, False) if split else exact
+    return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
+
+
+def for_platform(function: Function, platform: Platform | None = None) -> Function:
+    """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
+
+    ``platform`` is where it runs; None is the platform that the program is lowered for.
+    """
+
+    def fast(x: Any) -> Any:
+        if isinstance(x, FastPolar):
+            return x.replace(platform=platform)
+        return FastPolar(x, platform) if isinstance(x, Orthogonalize) and x.is_iteration else x
+
+    return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
+
+
+def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
+    r"""Returns the polar factors of ``x``, exact or approximate, as optimizers compute them.
+
+    ``"newton_schulz"`` is the iteration as :class:`Orthogonalize` defines it. ``"gram"`` is the
+    same polynomial, iterated on the Gram matrix. With :math:`R_0 = X X^H` for the shorter side n,
+
+    .. math::
+      P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad R_{i+1} = R_i P_i^2, \qquad
+      \text{result} = (P_{T-1} \cdots P_0) X
+
+    This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
+    operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Where rounding errors in R would
+    grow, R is computed again from X. Float32 products are exact on a CPU and made of three bfloat16
+    ones on accelerators, since the iteration may diverge in TF32. In float16 the result is nearer
+    to the polynomial than the plain iteration in bfloat16, and in bfloat16 as near, for the tables
+    that have such restarts.
+
+    Args:
+      x: matrices ``(*batch, out, in)``, real or complex.
+      options: every choice.
+
+    Returns:
+      An array of ``x``'s shape and dtype.
+
+    Raises:
+      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
+        for ``x`` that is not floating-point.
+
+    Source: Dao-AILab, gram-newton-schulz (2026).
+    """
+    return for_platform(options)(x)
+
+
+def matmul_shapes(
+    shape: Sequence[int],
+    options: Orthogonalize = DEFAULT,
+    platform: Platform | None = None,
+) -> list[tuple[int, int, int]]:
+    """Lists the matrix products that ``options`` does on one float32 matrix.
+
+    ``"svd"`` and functions of your own count as five plain steps of Newton-Schulz, which is
+    their order of magnitude.
+
+    Args:
+      shape: ``(..., out, in)``; leading axes do not count.
+      options: the function.
+      platform: ``"cpu"``, ``"tpu"`` or ``"gpu"``, on which the products depend; None is that of
+        JAX's default backend.
+
+    Returns:
+      ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
+
+    Raises:
+      ValueError: for a shape of fewer than two axes.
+    """
+    if len(shape) < 2:
+        raise ValueError(f"The shape of matrices is (..., out, in), got {tuple(shape)}.")
+    if not options.is_iteration:
+        options = Orthogonalize(polar="newton_schulz")
+    is_complex = options.output_dtype is not None and options.output_dtype.kind == "c"
+    dtype = jnp.complex64 if is_complex else jnp.float32
+    platform = platform or platform_of(jax.default_backend())
+    iteration = FastPolar(options).iteration(platform, tuple(shape), dtype)
+    return product_shapes(shape, iteration.rows, iteration.restarts)

@@ -1,0 +1,169 @@
+"""Runs functions on batches of matrices: programs grow with the number of shapes, not of layers.
+
+A CPU loops over matrices, see ``batches.py``. On a GPU small matrices leave most of the device
+idle, and a loop that chooses a matrix at run time waits for the host at every turn. There, and on
+backends that are not named, matrices are worked on in stacks. A stack has a maximum size, so that
+the memory needed in addition to the input does not grow with the model. In half precision matrices
+are rounded before they are copied into it. The whole stack is worked on at once. Tall matrices have
+stacks of their own: transposed to join the wide ones, they were written three times more, since XLA
+then keeps their momentum transposed too. A leaf of many layers is cut into slices.
+
+On a TPU the matrices of a stack are worked on one after the other, in a loop. One matrix and what
+the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a v5e), where a
+stack does not; a product reads its matrix from the stack, and writes it into the results, without
+a copy. A loop over the parameters themselves, as on a CPU, is slower: at every turn it would copy
+several of them to the fast memory, of which it uses one. Symmetric products in halves, without the
+quarter that mirrors another, have a quarter less of them and take longer: to join the parts,
+results are read again.
+
+This was seen in programs that XLA compiled for an H100 and a v5e. Stacks were run on one H200:
+``benchmarks/README.md``, "On a GPU".
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.core
+import jax.numpy as jnp
+
+from optax_muonplus._chain.program import Program
+from optax_muonplus._core.precision import narrowed
+from optax_muonplus._execution import products
+from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
+from optax_muonplus._execution.loops import concatenated, map_slices
+
+# A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
+# square matrices needs four times as much in addition: R, R^2, P and the next X.
+STACK_BYTES = 2**27
+
+# Results of a stack on a TPU are another stack. The iteration needs next to nothing more.
+TPU_STACK_BYTES = 2**28
+
+
+def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to all matrices, many at a time."""
+    results: dict[int, jax.Array] = {}
+    short: dict[int, MatrixBatch] = {}
+    for i, batch in enumerate(batches):
+        narrow, size = _rounded_once(program, batch), _slice_size(batch)
+        if size == batch.shape[0]:
+            short[i] = narrow
+        else:
+            results[i] = _in_slices(program, narrow, size)
+    results |= zip(short, _in_stacks(program, list(short.values())), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _rounded_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
+    """Rounds matrices when they are read, from arrays that are in memory anyway.
+
+    Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
+    for every slice and in float32. A single array is rounded before the barrier if results are as
+    narrow, since the momentum that it was made of then is too; or else it is left to XLA.
+    """
+    narrow = batch.rounded_early(program)
+    if narrow.operand.compute is not None:
+        return narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
+    if narrow.operand.dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
+        return narrow
+    return narrow.of((jax.lax.optimization_barrier(narrow.operand.load()),))
+
+
+def _slice_size(batch: MatrixBatch) -> int:
+    """Chooses how many matrices of a parameter are worked on at once: equal slices, if possible."""
+    length, *shape = batch.shape
+    most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
+    if length <= most:
+        return length
+    divisor = max(size for size in range(1, most + 1) if length % size == 0)
+    return divisor if 2 * divisor > most else most
+
+
+def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
+    """Applies ``program`` to a parameter of many layers or experts, slice by slice."""
+
+    def work(*arrays: jax.Array) -> jax.Array:
+        return _in_stacks(program, [batch.of(arrays)])[0]
+
+    length = batch.shape[0]
+    whole = length // size * size
+    y = map_slices(work, batch.operand.map(lambda x: x[:whole]).arrays, size)
+    if whole == length:
+        return y
+    return jnp.concatenate([y, work(*batch.operand.map(lambda x: x[whole:]).arrays)])
+
+
+def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to stacks of the matrices that are stored in one shape."""
+    results: dict[int, jax.Array] = {}
+    for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
+        # Sorted, so that each stack has the two layouts in two runs.
+        members = sorted(group, key=lambda i: batches[i].transposed)
+        sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
+        for chunk in chunked(members, sizes, STACK_BYTES):
+            parts = [batches[i] for i in chunk]
+            upright = sum(x.shape[0] for x in parts if not x.transposed)
+            array = jnp.concatenate([x.operand.load() for x in parts])
+            stack = _at_once(program, array, parts[0], upright)
+            stops = itertools.accumulate(x.shape[0] for x in parts)
+            results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
+    return [results[i] for i in range(len(batches))]
+
+
+def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
+    """Applies ``program`` to a stack: the first ``upright`` matrices are (out, in), others not.
+
+    The first function may get matrices in a narrower dtype than the others, which get that of
+    ``stack``.
+    """
+    for function, transposed in zip(program.functions, program.transposed, strict=True):
+        if upright == 0:
+            x = transposed(x)
+        elif upright == len(x) or function.transpose_equivariant:
+            x = function(x)
+        else:
+            x = jnp.concatenate([function(x[:upright]), transposed(x[upright:])])
+        x = x.astype(stack.dtype)
+    return narrowed(x, stack.result_dtype)
+
+
+def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Applies ``program`` to all matrices, one at a time."""
+    # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
+    # axes moves nothing there; without it libtpu transposes the stack as a whole. Scanned layers
+    # are not swapped: that costs 2 % (59.5 against 58.4 million cycles).
+    block = products.TPU_BLOCK
+    turned = [
+        x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
+    ]
+    stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    results: dict[int, jax.Array] = {}
+    for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
+        if stored[group[0]].shape[0] > 1:
+            for i in group:
+                results[i] = map_slices(_of_arrays(program, stored[i]), stored[i].operand.arrays, 1)
+            continue
+        narrow = {i: stored[i].rounded_early(program) for i in group}
+        sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
+        for chunk in chunked(group, sizes, TPU_STACK_BYTES):
+            results |= zip(chunk, _in_a_stack(program, [narrow[i] for i in chunk]), strict=True)
+    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
+
+
+def _swapped(batch: MatrixBatch) -> MatrixBatch:
+    operand = batch.operand.map(lambda x: jnp.swapaxes(x, -1, -2))
+    return batch._replace(operand=operand, transposed=not batch.transposed)
+
+
+def _in_a_stack(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    stack = concatenated([x.operand.load() for x in batches])
+    return jnp.split(
+        map_slices(batches[0].apply(program), (stack,), 1, in_place=True), len(batches)
+    )
+
+
+def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:
+    function = batch.apply(program)
+    return lambda *arrays: function(batch.of(arrays).operand.load())

@@ -1,0 +1,1 @@
+"""Which parameter is a matrix, its layout and its sharding."""

@@ -1,0 +1,137 @@
+"""A tree of parameters, flattened once, and trees that are given for it, matched by their paths.
+
+A tree that is given for a whole model may have entries for leaves that ``optax.masked``,
+``optax.partition`` or Equinox left out of the tree at hand. Such entries are ignored.
+"""
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from optax import MaskedNode
+
+from optax_muonplus._chain.paths import Path, flatten_tree, flatten_with_names, is_hole, path_name
+from optax_muonplus._chain.record import LeafInfo
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatTree:
+    """A tree of parameters or updates and its leaves."""
+
+    tree: Any
+    paths: list[Path]  # ('blocks', '0', 'attn', 'query', 'kernel')
+    arrays: list[Any]  # the leaves, or anything with a shape
+    unflatten: Callable[[Iterable[Any]], Any]  # from one value for each leaf to a tree
+    classes: frozenset[type]  # all nodes and leaves have these; most trees need no second walk
+
+    @classmethod
+    def of(cls, tree: Any) -> "FlatTree":
+        """Flattens ``tree``."""
+        classes: set[type] = set()
+        flat = flatten_tree(tree, lambda node: bool(classes.add(type(node))))
+        if len(set(flat[0])) < len(flat[0]):
+            twice = [path for path, n in collections.Counter(flat[0]).items() if n > 1]
+            raise ValueError(
+                f"Two parameters have the path {path_name(twice[0])}: a slash in a name separates"
+                " names, as in {'a/b': ...} next to {'a': {'b': ...}}. Rename one of them."
+            )
+        return cls(tree, *flat, frozenset(classes))
+
+    @property
+    def names(self) -> list[str]:
+        """The paths as patterns are searched in them: ``blocks/0/attn/query/kernel``."""
+        return ["/".join(path) for path in self.paths]
+
+    def records(self) -> list[LeafInfo]:
+        """Makes a record of each leaf, with its path and shape alone."""
+        rows = enumerate(zip(self.paths, self.arrays, strict=True))
+        return [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether ``optax.masked`` or ``optax.partition`` left something out of the tree."""
+        return MaskedNode in self.classes
+
+    @functools.cached_property
+    def holes(self) -> list[Path]:
+        """The paths at which leaves, or whole subtrees, were left out of the tree."""
+        if not self.classes & {MaskedNode, type(None)}:
+            return []
+        pairs = zip(*flatten_with_names(self.tree, is_hole), strict=True)
+        return [path for path, x in pairs if is_hole(x)]
+
+    def could_match_masked(self, pattern: str) -> bool:
+        """Whether ``pattern``, which matches no path, may be for what was left out.
+
+        A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
+        """
+        return self.has_masks or any(re.search(pattern, "/".join(path)) for path in self.holes)
+
+
+def is_function(given: Any) -> bool:
+    """Whether ``given`` is a function, and not a tree with a call, as Equinox modules are."""
+    return callable(given) and jax.tree_util.all_leaves([given])
+
+
+def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:
+    """Returns the entry of ``given`` for each leaf of ``tree``, in order.
+
+    ``given`` is a tree or prefix tree of entries of a ``kind``, or a function from a tree to one.
+    Leaves are matched by their paths, so that entries written for one container (a dict) serve the
+    same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
+    everything below it, and one for what was left out of ``tree`` for nothing.
+    """
+    if is_function(given):
+        given = given(tree.tree)
+    names, leaves = flatten_with_names(given, lambda x: x is None or isinstance(x, kind))
+    entries = dict(zip(names, leaves, strict=True))
+    prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in tree.paths]
+    used = {found[0] for found in prefixes if found}
+    # Equinox and optax.masked mark absent subtrees with None; ignore those.
+    entered = {path: entry for path, entry in entries.items() if entry is not None or path in used}
+    wrong = [
+        f"{'/'.join(path) or 'the root'}: {entry!r}"
+        for path, entry in entered.items()
+        if not isinstance(entry, kind)
+    ]
+    if wrong:
+        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
+    uncovered = ["/".join(p) for p, found in zip(tree.paths, prefixes, strict=True) if not found]
+    left_out = tree.holes if len(used) < len(entered) else []
+    idle = ["/".join(p) for p in entered if p not in used and not _is_above_or_below(p, left_out)]
+    if uncovered or idle:
+        raise ValueError(
+            f"The tree of {what} does not match the parameters."
+            + (f" Parameters without an entry: {', '.join(uncovered)}." if uncovered else "")
+            + (f" Entries without a parameter: {', '.join(idle)}." if idle else "")
+            + f" Give every parameter, or a subtree above it, {expected}."
+        )
+    return [entries[nearest] for nearest, *_ in prefixes]
+
+
+def _is_above_or_below(path: Path, others: Sequence[Path]) -> bool:
+    return any(path[: len(other)] == other[: len(path)] for other in others)
+
+
+# Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.
+_WITHIN_PARAMETER = (("0",), ("array",), ("value", "data_array"))
+
+
+def normalize_paths(paths: Sequence[Path]) -> list[str]:
+    """Writes paths as the rules of tables are searched in them.
+
+    Haliax's arrays end in ``weight/0`` or ``weight/array``, penzai's in ``value/data_array``, and
+    have no neighbours. Flattened models of PyTorch and penzai have dots for slashes.
+    """
+    siblings = collections.Counter(path[:-1] for path in paths)
+    names = []
+    for path in paths:
+        ends = [end for end in _WITHIN_PARAMETER if path[-len(end) :] == end and path != end]
+        length = len(ends[0]) if ends and siblings[path[:-1]] == 1 else 0
+        names.append("/".join(path[: len(path) - length]).replace(".", "/"))
+    return names

@@ -1,0 +1,109 @@
+"""Rules written in words: which parameters one is for, and how they are matrices.
+
+- **Names** are a regular expression for whole names at the end of a path. ``*`` stands for any part
+  of one name and ``**`` for any part of the path; after a leading ``(?i)`` case does not matter.
+  ``"(?i)*expert*/kernel"`` fits ``layers/0/Experts_1/kernel``.
+- **What it is**, and for a matrix a colon and its axes in order: ``"attention: in, (heads head)"``.
+  ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
+  are on one side. ``heads``, ``head``, ``rank`` and other groups in parentheses are the side that
+  is not named. Any other axis, such as ``expert``, numbers matrices. A number is an axis of that
+  size; axes of one name have one size.
+- **Libraries** with this convention; none, if all have it in common.
+- **Neighbours** may be asked too, by the functions of ``neighbours.py``.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus._params.neighbours import Neighbours
+
+Agrees = Callable[[Neighbours, str], bool]
+
+
+class PathRule(NamedTuple):
+    """What parameters are that fit a pattern."""
+
+    pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
+    dimension_numbers: DimensionNumbers | None  # None for the AdamW group
+    ndim: int | None = None  # number of axes that the rule is for; None means any
+    reads: str = ""  # what the rule takes the parameter for, as describe shows it
+    axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
+    agrees: Agrees | None = None  # asks the neighbours of a path about this reading
+
+    def fits(self, name: str, shape: Shape) -> bool:
+        """Whether path and shape fit, without a look at the neighbours."""
+        # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
+        right_ndim = len(shape) == self.ndim
+        if self.ndim is None:
+            right_ndim = self.dimension_numbers is None or len(shape) >= 2
+        sizes: dict[str, int] = {}
+        right_sizes = right_ndim and all(
+            size == (int(axis) if axis.isdigit() else sizes.setdefault(axis, size))
+            for axis, size in zip(self.axes, shape, strict=bool(self.axes))
+        )
+        return right_sizes and re.search(self.pattern, name) is not None
+
+
+def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> PathRule:
+    """Makes a rule for matrices that lie as ``reads`` says."""
+    groups = _groups(reads.partition(": ")[2])
+    axes = [axis for group in groups for axis in group]
+    numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups, reads)))
+    return PathRule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
+
+
+def adamw(
+    names: str, reads: str, axes: str = "", library: str = "", agrees: Agrees | None = None
+) -> PathRule:
+    """Makes a rule for parameters that are not matrices."""
+    found = [axis for group in _groups(axes) for axis in group] if axes else []
+    return PathRule(
+        _pattern(names), None, len(found) or None, _shown(reads, library), found, agrees
+    )
+
+
+def _shown(reads: str, library: str) -> str:
+    return f"{reads} ({library})" if library else reads
+
+
+def _pattern(names: str) -> str:
+    flags = "(?i)" if names.startswith("(?i)") else ""
+    names = re.sub(r"\*\*?", lambda x: "[^/]*" if x[0] == "*" else ".*", names[len(flags) :])
+    return rf"{flags}(^|/)({names})$"
+
+
+def _groups(layout: str) -> list[list[str]]:
+    """Lists the names between commas: several in parentheses, or one."""
+    items = layout.split(", ")
+    wrong = [item for item in items if not re.fullmatch(r"\w+|\(\w+( \w+)+\)", item)]
+    if wrong:
+        raise ValueError(
+            f"The layout {layout!r} has {wrong[0]!r} where one axis, or several in parentheses, are"
+            " expected, as in 'in, (heads head)'."
+        )
+    return [item.strip("()").split() for item in items]
+
+
+def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
+    """Finds the axes of the inputs and those of the outputs."""
+    named: dict[str, Shape] = {}
+    others: list[Shape] = []
+    start = 0
+    for group in groups:
+        axes = tuple(range(start, start := start + len(group)))
+        sides = [axis for axis in group if axis in ("in", "out")]
+        if len(sides) > 1 or named.keys() & sides:
+            raise ValueError(f"{reads!r} names a side twice, or two of them in one place.")
+        if sides:
+            named[sides[0]] = axes
+        elif len(group) > 1 or group[0] in ("heads", "head", "rank"):
+            others.append(axes)
+    if len(named) + bool(others) != 2:
+        raise ValueError(
+            f"{reads!r} does not say which axes are inputs and which are outputs: name them in and"
+            " out. Heads, a rank and parentheses stand for the one side that is not named."
+        )
+    rest = sum(others, ())
+    return named.get("in", rest), named.get("out", rest)

@@ -1,0 +1,96 @@
+"""What the classes of modules say of their arrays, whatever a model calls them.
+
+Equinox keeps its modules in the tree, filtered or not, and so do other dataclasses. No library is
+imported: classes are known by their names. The state of an NNX model has no classes.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus._chain.paths import Path, path_of_keys
+from optax_muonplus._params.flatten import FlatTree
+
+# Dimension numbers, None for AdamW, and what they rest on, in words.
+Annotation = tuple[DimensionNumbers | None, str]
+
+# Patches and times are embedded by layers, and rotary embeddings have no table.
+_TABLE = re.compile(r"(?i)(?!.*(patch|time|rotary|proj|linear|mlp)).*embed")
+_IN_TABLE = re.compile(r"(?i)(?!.*(proj|linear|dense|kernel|bias))")
+# Equinox calls the lengths of rows g under weight normalization.
+_NORM = re.compile(r".*Norm(\d[dD])?$")
+_IN_NORM = re.compile("weight|g$")
+_CONVOLUTIONS = {"Conv", "ConvTranspose"}
+_SHARED = "Shared"
+
+
+def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
+    """Reads what arrays are by the classes of their modules, by their paths."""
+    if not any(map(_kind, tree.classes)):
+        return {}
+    return dict(_walk(tree.tree, ()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(cls: type) -> str | None:
+    if any(base.__module__.startswith("flax.") for base in cls.__mro__):
+        return None
+    names = [base.__name__ for base in cls.__mro__]
+    if _SHARED in names:
+        return _SHARED
+    if any(base.__module__.startswith("equinox.") for base in cls.__mro__) and (
+        _CONVOLUTIONS & {*names}
+    ):
+        return "convolution"
+    if any(map(_TABLE.match, names)):
+        return "embedding"
+    return "norm" if any(map(_NORM.match, names)) else None
+
+
+def _walk(
+    node: Any, path: Path, tied: frozenset[Shape] = frozenset()
+) -> Iterator[tuple[Path, Annotation]]:
+    """Yields what is known of arrays below ``node``; ``tied`` are shapes of tables elsewhere."""
+    level = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
+    if level is None:
+        if getattr(node, "shape", ()) in tied:
+            yield path, (None, "embedding, tied")
+        return
+    children = {(*path, *path_of_keys((key,))): child for key, child in level[0]}
+    kind = _kind(type(node))
+    if kind == _SHARED:
+        tied |= frozenset(_tables_elsewhere(node))
+    has_bias = any(
+        child is not None and below[-1:] == ("bias",) for below, child in children.items()
+    )
+    names = {"embedding": None if has_bias else _IN_TABLE, "norm": _IN_NORM}.get(kind or "")
+    reading = f"{kind} (class {type(node).__name__})"
+    for below, child in children.items():
+        if kind == "convolution" and below[-1:] == ("weight",):
+            if np.ndim(child) == node.num_spatial_dims + 2:  # otherwise layers are stacked
+                yield below, (_numbers_of_convolution(node), reading)
+        elif names and hasattr(child, "shape") and names.match(below[-1] if below else ""):
+            yield below, (None, reading)
+        else:
+            yield from _walk(child, below, tied)
+
+
+def _numbers_of_convolution(layer: Any) -> DimensionNumbers | None:
+    """Dimension numbers of Equinox' (out, in, *window); None where inputs are in groups."""
+    if layer.groups != 1:
+        return None
+    return MuonDimensionNumbers(tuple(range(1, layer.num_spatial_dims + 2)), 0)
+
+
+def _tables_elsewhere(shared: Any) -> Iterator[Shape]:
+    """Yields shapes, also turned, of tables that ``eqx.nn.Shared`` took out of its layers."""
+    is_table = lambda x: hasattr(x, "num_embeddings") and hasattr(x, "embedding_size")  # noqa: E731
+    for x in filter(is_table, jax.tree.leaves(shared, is_leaf=is_table)):
+        if not hasattr(x.weight, "shape"):
+            yield x.num_embeddings, x.embedding_size
+            yield x.embedding_size, x.num_embeddings

@@ -1,0 +1,105 @@
+"""Questions about the names and shapes beside a parameter, in its own module.
+
+Each function gets the shapes by their paths below the module, as in
+``{"query/kernel": (512, 8, 64), "out/kernel": (8, 64, 512)}``, and the path of the parameter in
+question. What ``optax.masked`` or Equinox left out is there too, with the shape ``()``.
+"""
+
+import functools
+import re
+from collections.abc import Mapping
+
+from optax_muonplus._chain.layout import Shape
+
+Neighbours = Mapping[str, Shape]
+
+_QUERY = r"((q|query)(_proj|_projection)?|wq|wq_b)"
+_OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
+# Layers beside which an output or a value is one of attention, or of another inner module.
+_INNER = (
+    r"(?i)((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate|up|down)"
+    r"(_?(proj(ection)?|layer|linear|dense|lin|attn))?|c_attn|in_proj_weight)"
+)
+WIDEST = 11  # AlexNet's window is the widest one with a long side; what is longer may be layers
+_FEW = 4  # a depthwise kernel is so wide, so that as many inputs may be the width of one
+
+
+def heads_match(module: Neighbours, _path: str, unknown: bool = False) -> bool:
+    """Whether queries (in, heads, head) and outputs (heads, head, out) have as many heads.
+
+    Stacked kernels have not: queries are (layers, in, out) then, and outputs begin with layers.
+    ``unknown`` is the answer where one of them is not there to compare.
+    """
+    queries, outputs = (
+        {
+            shape[axis]
+            for name, shape in module.items()
+            if len(shape) == 3 and re.fullmatch(f"{names}/(kernel|w)", name)
+        }
+        for names, axis in ((_QUERY, 1), (_OUT, 0))
+    )
+    return queries == outputs if queries and outputs else unknown
+
+
+heads_may_match = functools.partial(heads_match, unknown=True)
+
+
+def has_no_bias(module: Neighbours, path: str) -> bool:
+    """Whether there is no bias beside a weight: a table of vectors never has one."""
+    layer = path.rpartition("/")[0]
+    return not {f"{layer}/bias", f"{layer}/b"} & module.keys()
+
+
+def is_outermost(module: Neighbours, path: str) -> bool:
+    """Whether no layer beside it has a name by which both are of attention or of a gate."""
+    layer = path.split("/")[0]
+    # Layers with a leaf each, or leaves of one holder.
+    parts = [name.split("/") for name in module if name != path]
+    names = {name[-1] if name[0] == layer else name[0] for name in parts}
+    return not any(re.fullmatch(_INNER, name) for name in names)
+
+
+def is_one_kernel(module: Neighbours, path: str) -> bool:
+    """Whether a shape is that of a window, and not of stacked layers with smaller windows.
+
+    Flax and Keras store (window, inputs of one group, outputs). The sides of a window are equal, or
+    1: (3, 3), (1, 7), (1, 3, 3). A shape with one side and few inputs, as (12, 4, 1024), may be 12
+    depthwise kernels. The inputs of one group only are no matrix.
+    """
+    *window, inputs, _ = module[path]
+    if len(window) == 1:
+        fits = window[0] <= max(inputs, WIDEST) and not 1 < inputs <= _FEW
+    else:
+        sides = {side for side in window if side > 1}
+        fits = len(sides) == 1 and (1 not in window or max(sides) <= WIDEST)
+    return fits and not _is_grouped(module, path)
+
+
+def _is_grouped(module: Neighbours, path: str) -> bool:
+    """Whether the layer just before has several times as many outputs as a kernel has inputs.
+
+    Two branches may have one input: the layer before has other inputs than this one.
+    """
+    *_, inputs, outputs = module[path]
+    name = re.sub(r"\d+(?=\D*$)", lambda number: str(int(number[0]) - 1), path)
+    unnumbered = name.replace("_0/", "/")  # Keras gives its first layer no number
+    *_, others, before = module.get(name) or module.get(unnumbered) or (1, 1)
+    groups = before // inputs
+    return groups > 1 < inputs != others and before % inputs == 0 and outputs % groups == 0
+
+
+def bias_of(module: Neighbours, path: str) -> Shape:
+    """The axes of the bias of a layer with one matrix; ``()`` if there is none.
+
+    Beside several matrices a bias may be that of another one. Equinox adds axes of length 1.
+    """
+    layer = path.rpartition("/")[0]
+    biases = (module.get(f"{layer}/{name}".lstrip("/"), ()) for name in ("bias", "b"))
+    bias = tuple(size for size in next((x for x in biases if x), ()) if size > 1)
+    if not bias:  # so that most leaves do not look at all others
+        return ()
+    others = (
+        name for name, shape in module.items() if sum(n > 1 for n in shape) > 1 and name != path
+    )
+    own = (f"{layer}/bias".lstrip("/"), f"{layer}/b".lstrip("/"))
+    return () if any(x.rpartition("/")[0] == layer and x not in own for x in others) else bias

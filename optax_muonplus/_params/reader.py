@@ -1,0 +1,294 @@
+"""Reads what each leaf is: by the user's rules, by the class of its module, or by default."""
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree, MatrixLayout, Shape
+from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._params.flatten import FlatTree, normalize_paths
+from optax_muonplus._params.given import (
+    LayerAxes,
+    Rules,
+    check_matches,
+    checked_layer_axes,
+    checked_rules,
+)
+from optax_muonplus._params.language import PathRule
+from optax_muonplus._params.modules import Annotation, read_annotations
+from optax_muonplus._params.neighbours import Neighbours, bias_of
+from optax_muonplus._params.stacks import check_kernels, infer_stacks, with_stacks
+from optax_muonplus._params.suggestions import suggest_rules
+from optax_muonplus._params.table import DEFAULT_RULES
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RuleReader:
+    """Reads a tree by rules; called with one, it returns the dimension numbers of its leaves.
+
+    A subclass may read leaves in another way: everything that takes dimension numbers takes it.
+    """
+
+    rules: Sequence[PathRule] = ()  # the user's; they come before the default ones
+    # The axes along which layers are stacked, by patterns of paths.
+    layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
+    # The call that makes such a reader, for messages.
+    call: ClassVar[str] = "omp.muon_dimension_numbers(params"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it reads by the default rules alone."""
+        return type(self) is RuleReader and not self.rules and not self.layer_axes
+
+    def __call__(self, params: Any) -> Any:
+        tree = FlatTree.of(params)
+        if not self.is_default:
+            _refuse_count(tree)
+        leaves = self.read(tree)
+        check_known(leaves)
+        return tree.unflatten(leaf.dimension_numbers for leaf in leaves)
+
+    def read(self, tree: FlatTree) -> list[LeafInfo]:
+        """Makes a record for each leaf; ``known`` is False where no rule can read it."""
+        leaves = with_stacks(tree.records(), self.layer_axes)
+        if self.rules or self.layer_axes:
+            check_matches(self.rules, self.layer_axes, leaves, tree)
+        modules = _Modules(tree, leaves)
+        annotations = read_annotations(tree)
+        users = [modules.first_rule(x, self.rules) for x in leaves]
+        defaults = [_by_default(x, modules, annotations.get(x.path)) for x in leaves]
+        leaves = with_layouts(map(_by_rule, users, defaults))
+        check_kernels(leaves, self.layer_axes)
+        asked = [rule is None for rule in users]
+        return _without_vectors_of_layers(leaves, asked)
+
+
+def muon_dimension_numbers(
+    params: Any,
+    rules: Rules = (),
+    layer_axes: LayerAxes = None,
+) -> Any:
+    """Dimension numbers of every parameter, by rules on its path; None means the AdamW group.
+
+    Leaves with fewer than two axes longer than 1 are not matrices. For the others the first rule
+    that fits decides: the given ``rules`` in order, then the default ones. Those send embeddings,
+    unembeddings, tables of positions and tokens, norms, scales, biases, LoRA factors and depthwise
+    kernels to AdamW. They know the kernels of attention, convolutions, patches and experts, and
+    read a 2-D ``weight`` as (out, in) and any other 2-D leaf as (in, out), unless the layer's bias
+    says the opposite. :func:`optax_muonplus.describe` says by which rule each parameter was read.
+
+    Optimizers and :func:`optax_muonplus.describe` take both arguments themselves::
+
+      experts = omp.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+      omp.muonplus(0.02, rules=[("moe/w", experts)], layer_axes={"layers": 0})
+
+    Args:
+      params: parameters or updates; only paths, shapes and classes of modules are read.
+      rules: ``(pattern, dimension numbers or None)``, or with a third item, the number of axes that
+        the rule is for. Patterns are regular expressions, searched in paths such as
+        ``blocks/0/attn/query/kernel``. :mod:`optax_muonplus.rules` has lists of rules to pass.
+      layer_axes: patterns of the paths of stacked parameters, and the axis (or axes) along which
+        they are stacked: ``{"layers": 0}`` under ``nn.scan``, 1 in MaxText. The first that matches
+        holds, and rules see the shapes without these axes.
+
+    Returns:
+      A tree with the structure of ``params``.
+
+    Raises:
+      ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
+        rule a leaf of three or more axes: guessing its layout could mix experts or heads.
+    """
+    return RuleReader(checked_rules(rules), checked_layer_axes(layer_axes))(params)
+
+
+def reader_of(
+    dimension_numbers: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
+) -> DimensionNumbersTree:
+    """Makes a :class:`RuleReader` of a user's arguments; trees, functions and None alone stay.
+
+    Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
+    """
+    checked, axes = checked_rules(rules), checked_layer_axes(layer_axes)
+    if dimension_numbers is muon_dimension_numbers:
+        dimension_numbers = RuleReader()
+    elif (
+        isinstance(dimension_numbers, functools.partial)
+        and dimension_numbers.func is muon_dimension_numbers
+        and not dimension_numbers.args
+    ):
+        dimension_numbers = reader_of(None, **dimension_numbers.keywords) or RuleReader()
+    if not checked and not axes:
+        return dimension_numbers
+    named = " and ".join(["rules"] * bool(checked) + ["layer_axes"] * bool(axes))
+    if isinstance(dimension_numbers, RuleReader) and type(dimension_numbers) is not RuleReader:
+        call = dimension_numbers.call.partition("(")[0]
+        raise ValueError(
+            f"Got {named} next to {call}(...). Give them to {call.rpartition('.')[2]}:"
+            f" {dimension_numbers.call}, rules=[...], layer_axes={{...}})."
+        )
+    is_default = isinstance(dimension_numbers, RuleReader) and dimension_numbers.is_default
+    if dimension_numbers is not None and not is_default:
+        raise ValueError(
+            f"Got {named} next to dimension numbers, which say of every parameter what it is. Leave"
+            " one of them out. Rules come before the default ones, so that they are enough where"
+            " only some parameters differ."
+        )
+    return RuleReader(checked, axes)
+
+
+def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
+    """Gives records the layouts that their dimension numbers describe.
+
+    Raises ValueError, which names all leaves that their dimension numbers do not fit.
+    """
+    complete, wrong = [], []
+    for leaf in leaves:
+        spec = leaf.dimension_numbers
+        try:
+            layout = None if spec is None else MatrixLayout.of(leaf.shape, spec)
+        except ValueError as error:
+            wrong.append(f"{leaf.name}: {error}")
+        else:
+            complete.append(leaf._replace(layout=layout))
+    if wrong:
+        raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
+    return complete
+
+
+def check_known(leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError for leaves that no rule can read, with the lines to write."""
+    if not all(leaf.known for leaf in leaves):
+        lines = suggest_rules(leaves)
+        raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
+
+
+def _refuse_count(tree: FlatTree) -> None:
+    """Raises ValueError for a number of steps, which no tree of parameters is."""
+    alone = tree.paths == [()] and not np.shape(tree.arrays[0])
+    if alone and np.issubdtype(getattr(tree.arrays[0], "dtype", type(tree.arrays[0])), np.integer):
+        raise ValueError(
+            "Expected parameters, got an integer: optax.inject_hyperparams called your function"
+            " with the step count. Add static_args=('muon_weight_dimension_numbers',) to it, or"
+            " pass rules=[...] to the optimizer."
+        )
+
+
+class _Modules:
+    """The parameters of a tree by their modules, of which rules ask about neighbours."""
+
+    def __init__(self, tree: FlatTree, leaves: Sequence[LeafInfo]) -> None:
+        self.names = normalize_paths(tree.paths)
+        self.shapes: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
+        for name in normalize_paths(tree.holes):
+            module, path = _place(name)
+            self.shapes[module][path] = ()
+        for name, leaf in zip(self.names, leaves, strict=True):
+            module, path = _place(name)
+            self.shapes[module][path] = leaf.layer_shape
+
+    def first_rule(self, leaf: LeafInfo, rules: Iterable[PathRule]) -> PathRule | None:
+        """Finds the first rule that fits a leaf, and on which the neighbours agree.
+
+        A user's own pattern is searched in the path as it is, one of a table without dots in it.
+        """
+        name, written = self.names[leaf.index], "/".join(leaf.path)
+        module, path = _place(name)
+        if rules is DEFAULT_RULES:
+            # Layers that differ in their numbers only are looked up once.
+            rules = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), leaf.layer_shape)
+        else:
+            rules = [r for r in rules if r.fits(name if r.reads else written, leaf.layer_shape)]
+        for rule in rules:
+            if not rule.reads or self._agree(rule, self.shapes[module], path):
+                return rule
+        return None
+
+    def _agree(self, rule: PathRule, shapes: Neighbours, path: str) -> bool:
+        if rule.agrees and not rule.agrees(shapes, path):
+            return False
+        return rule.dimension_numbers is None or _fits_bias(rule.dimension_numbers, shapes, path)
+
+
+def _fits_bias(spec: DimensionNumbers, shapes: Neighbours, path: str) -> bool:
+    """Whether there are as many outputs as the layer's bias has entries, if it has one.
+
+    A bias as long as no axis says nothing.
+    """
+    bias, shape = bias_of(shapes, path), shapes[path]
+    if len(bias) != 1 or bias[0] not in shape:
+        return True
+    axes = MatrixLayout.of(shape, spec).output_axes
+    return math.prod(shape[axis] for axis in axes) == bias[0]
+
+
+def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None) -> LeafInfo:
+    """Reads a leaf by the default rules, and by the class of its module."""
+    rule = modules.first_rule(leaf, DEFAULT_RULES)
+    spec, reads, known = None, "no rule", False
+    if rule is not None:
+        spec, reads, known = rule.dimension_numbers, rule.reads, True
+    # The name decides whether it is a matrix; the class decides the layout. A table is one under
+    # any name.
+    is_table = annotation is not None and annotation[1].startswith("embedding")
+    if annotation and (is_table or not known or spec is not None):
+        (spec, reads), known = annotation, True
+    if sum(size > 1 for size in leaf.layer_shape) < 2 and (spec is not None or not known):
+        spec, reads, known = None, "vector", True
+    return leaf._replace(dimension_numbers=spec, rule=reads, known=known)
+
+
+def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
+    """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
+    spec, reads, known = default.dimension_numbers, default.rule, default.known
+    if rule is not None:
+        overrides = rule.dimension_numbers and known and spec is None
+        reads = rule.reads or f"your rule {rule.pattern!r}"
+        reads += f", in place of: {default.rule}" if overrides else ""
+        spec, known = rule.dimension_numbers, True
+    if len(default.layer_shape) < 2:
+        spec, reads, known = None, default.rule if default.known else "vector", True
+    if default.stack:
+        spec = spec and _of_stack(default, spec)
+        reads = f"{reads}; layers on axis {', '.join(map(str, default.stack))}"
+    return default._replace(dimension_numbers=spec, rule=reads, known=known)
+
+
+def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
+    """Returns the dimension numbers of stacked layers, from those of one layer."""
+    try:
+        layout = MatrixLayout.of(leaf.layer_shape, spec)
+    except ValueError as error:
+        raise ValueError(
+            f"{leaf.name}, without the axes of its layers: {error} Rules are for the shape that"
+            " one layer has."
+        ) from error
+    return layout.dimension_numbers([x for x in range(len(leaf.shape)) if x not in leaf.stack])
+
+
+def _without_vectors_of_layers(leaves: list[LeafInfo], asked: Sequence[bool]) -> list[LeafInfo]:
+    """Marks matrices of default rules that seem to be one vector for each stacked layer."""
+    for stack in infer_stacks(leaves):
+        why = f"no rule: a vector of each of {stack.size} layers?"
+        for x in stack.members:
+            if len(x.shape) == 2 and x.layout and asked[x.index]:
+                leaves[x.index] = x._replace(
+                    layout=None, dimension_numbers=None, rule=why, known=False
+                )
+    return leaves
+
+
+def _place(name: str) -> tuple[str, str]:
+    """Cuts a path in two: its module, and the last two names."""
+    parts = name.split("/")
+    return "/".join(parts[:-2]), "/".join(parts[-2:])
+
+
+@functools.lru_cache(maxsize=4096)
+def _fitting_rules(name: str, shape: Shape) -> tuple[PathRule, ...]:
+    return tuple(rule for rule in DEFAULT_RULES if rule.fits(name, shape))

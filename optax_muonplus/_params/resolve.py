@@ -1,0 +1,137 @@
+"""Records of all leaves of a tree."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
+from optax_muonplus._chain.paths import VALUE
+from optax_muonplus._chain.record import LeafInfo, ResolvedTree
+from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
+from optax_muonplus._params.reader import RuleReader, check_known, reader_of, with_layouts
+from optax_muonplus._params.sharding import (
+    ShardingTree,
+    given_shardings,
+    mapped_axes,
+    shard_like_params,
+    shardings_of,
+)
+
+
+def resolve(
+    tree: Any,
+    dimension_numbers: DimensionNumbersTree = None,
+    sharding: ShardingTree = None,
+    strict: bool = True,
+) -> ResolvedTree:
+    """Looks up each leaf of ``tree``: arrays, or anything with a shape and dtype.
+
+    Raises ValueError if dimension numbers or shardings do not cover the tree or do not fit a leaf,
+    and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
+    """
+    flat = FlatTree.of(tree)
+    if not flat.paths:  # the placeholder for parameters by which optax.tree.map_params finds them
+        return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
+    leaves = _read(flat, dimension_numbers, strict)
+    if sharding is not None:
+        given = given_shardings(flat, sharding)
+        leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
+    labels = _without_boxes(flat.unflatten(leaf.label for leaf in leaves))
+    resolved = ResolvedTree(leaves, flat.arrays, flat.unflatten, labels)
+    matrices = resolved.matrices
+    for leaf, known in zip(matrices, shardings_of(resolved, matrices), strict=True):
+        leaves[leaf.index] = leaf._replace(sharding=known)
+    return resolved
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeResolver:
+    """Resolves trees for a chain, by the dimension numbers and shardings that a user gave.
+
+    Records follow from the structure of a tree and the types of its leaves, so that they are made
+    once for the gradients of all updates.
+    """
+
+    dimension_numbers: DimensionNumbersTree = None
+    sharding: ShardingTree = None
+    # The latest trees, without their arrays, behind their structures and types.
+    known: list[tuple[Any, ResolvedTree]] = dataclasses.field(default_factory=list, init=False)
+
+    def __call__(self, tree: Any) -> ResolvedTree:
+        """Returns the records of all leaves."""
+        arrays, structure = jax.tree.flatten(tree)
+        own = structure, list(map(_type, arrays)), mapped_axes(arrays)
+        for types, resolved in self.known:
+            if types == own:
+                return resolved._replace(arrays=arrays)
+        resolved = resolve(tree, self.dimension_numbers, self.sharding)
+        self.known[:] = [(own, resolved._replace(arrays=[])), *self.known[:3]]
+        return resolved
+
+    def __reduce__(self) -> Any:
+        """Leaves the latest trees out of copies and files: they may have devices in them."""
+        return TreeResolver, (self.dimension_numbers, self.sharding)
+
+    def placed(self, state: Any, tree: ResolvedTree) -> Any:
+        """Returns ``state`` sharded as the parameters are, after a check of their shardings."""
+        return shard_like_params(state, tree)
+
+
+def _type(x: Any) -> Any:
+    """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
+    try:
+        return jax.typeof(x), getattr(x, "sharding", None)
+    except TypeError:  # it is no array of JAX
+        return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
+
+
+def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
+    """Makes the records of leaves, but for shardings."""
+    given = RuleReader() if given is None else given
+    given = given if isinstance(given, RuleReader) else reader_of(given)
+    leaves = given.read(tree) if isinstance(given, RuleReader) else _by_numbers(tree, given)
+    if strict:
+        _warn_of_one_vector(leaves)
+        check_known(leaves)
+    dtypes = map(jnp.result_type, tree.arrays)
+    return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+
+
+def _by_numbers(tree: FlatTree, given: DimensionNumbersTree) -> list[LeafInfo]:
+    """Reads leaves by a tree of dimension numbers, or a function to one."""
+    expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
+    specs = broadcast_prefix(given, tree, DimensionNumbers | None, "dimension numbers", expected)
+    pairs = zip(tree.records(), specs, strict=True)
+    return with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
+
+
+def _without_boxes(labels: Any) -> Any:
+    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
+
+    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
+    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
+    """
+
+    def boxed(x: Any) -> Any:
+        level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
+        children = [] if level is None else list(level[0])
+        return children[0][1] if [key for key, _ in children] == [VALUE] else None
+
+    def is_box(x: Any) -> bool:
+        return isinstance(boxed(x), str)
+
+    return jax.tree.map(lambda x: boxed(x) or x, labels, is_leaf=is_box)
+
+
+def _warn_of_one_vector(leaves: list[LeafInfo]) -> None:
+    """Warns of parameters that are one vector, without any name: AdamW gets all of it."""
+    if [(x.path, len(x.shape)) for x in leaves] == [((), 1)]:
+        warnings.warn(
+            f"The parameters are one vector of shape {leaves[0].shape}: nothing in it is a matrix,"
+            " and all of it gets AdamW. optax.flatten and ravel_pytree make such vectors: leave"
+            " them out, so that parameters come as a tree.",
+            stacklevel=2,
+        )

@@ -1,0 +1,280 @@
+"""How leaves lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
+
+A concrete array says how it is sharded, and so does one on Explicit mesh axes, by its type. Under
+``jax.jit`` on Auto axes it is not known before the program is compiled.
+"""
+
+import math
+from collections.abc import Container, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from optax_muonplus._chain.layout import MatrixLayout
+from optax_muonplus._chain.paths import Path, flatten_tree
+from optax_muonplus._chain.record import (
+    LeafInfo,
+    LeafSharding,
+    ResolvedTree,
+    as_named,
+    axes_of_type,
+    usable_axes,
+    varying_axes,
+)
+from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
+
+# A tree or prefix tree of NamedSharding and None, or a function from parameters to one.
+ShardingTree = Any
+
+
+def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
+    """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
+    if isinstance(sharding, Mesh | AbstractMesh):
+        raise ValueError(
+            "sharding is a mesh, which does not say how each parameter is cut over it: give"
+            " jax.sharding.NamedSharding(mesh, jax.P(...)), or a tree or function of them."
+        )
+    expected = "a jax.sharding.NamedSharding, or None where it is not known"
+    kinds = NamedSharding | SingleDeviceSharding | None
+    entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)
+    return [entry if isinstance(entry, NamedSharding) else None for entry in entries]
+
+
+def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
+    """Shards every leaf of ``state`` that mirrors a parameter like that parameter.
+
+    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
+    number for each block of a parameter is sharded like it, but along axes that do not divide.
+    Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
+
+    Raises ValueError if a sharding does not fit its parameter or differs from the array's own.
+    """
+    shardings_of(tree, tree.leaves)
+    params = {x.path: (x.shape, x.given_sharding) for x in tree.leaves if x.given_sharding}
+    if not params:
+        return state
+    _check_against_arrays(tree)
+
+    def constrained(path: Path, leaf: Any) -> Any:
+        of = mirrored(path, params)
+        if of is None:
+            return leaf
+        (shape, given), own = params[of], np.shape(leaf)
+        if own == shape:
+            return _constrain(leaf, given)
+        # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
+        if len(own) != len(shape) or path[: len(path) - len(of)][-1:] != ("scales",):
+            return leaf
+        return _constrain(leaf, _over_blocks(given, own))
+
+    paths, leaves, unflatten = flatten_tree(state)
+    return unflatten(map(constrained, paths, leaves))
+
+
+def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
+    """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
+    shardings, wrong = [], []
+    meshes: dict[Any, str] = {}
+    mapped = mapped_axes(tree.arrays)
+    for leaf in leaves:
+        try:
+            known = leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout, mapped)
+        except ValueError as error:
+            wrong.append(f"{leaf.name}: {error}")
+            continue
+        shardings.append(known)
+        if known is not None:
+            sizes = tuple(known.mesh.shape.items())
+            meshes.setdefault(sizes, f"{leaf.name} is on {known.mesh}")
+    if len(meshes) > 1:
+        wrong.append(f"all parameters must be on one mesh, but {' and '.join(meshes.values())}")
+    if wrong:
+        raise ValueError(f"Shardings do not fit. {'; '.join(wrong)}.")
+    return shardings
+
+
+def mirrored(path: Path, params: Container[Path]) -> Path | None:
+    """Finds the parameter that a leaf of a state is for: the path of the leaf ends in its path."""
+    return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
+
+
+def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Leaves axes out of ``given`` that an array of ``shape`` cannot be cut along."""
+    entries = _spec_entries(given.spec, len(shape))
+    pairs = zip(shape, entries, strict=True)
+    sizes = given.mesh.shape
+    kept = (x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs)
+    return as_named(LeafSharding(given.mesh, tuple(kept)))
+
+
+def _constrain(leaf: Any, given: NamedSharding) -> Any:
+    """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
+    actual = concrete_sharding(leaf)
+    auto = axes_of_type(given.mesh, AxisType.Auto)
+    inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
+    if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
+        return leaf
+    entries = LeafSharding(given.mesh, tuple(_spec_entries(given.spec)))
+    return jax.lax.with_sharding_constraint(leaf, as_named(entries, [AxisType.Auto]))
+
+
+def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
+    """Lists the mesh axes of each axis, of ``ndim`` axes at least."""
+    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
+    return entries + [()] * (ndim - len(entries))
+
+
+def concrete_sharding(leaf: Any) -> NamedSharding | None:
+    """Returns the sharding of a concrete array."""
+    concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
+    return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
+
+
+def leaf_sharding(
+    x: Any,
+    given: NamedSharding | None,
+    layout: MatrixLayout | None,
+    mapped: Sequence[str] = (),
+) -> LeafSharding | None:
+    """Returns how a leaf lies on a mesh; None where that is not known, or on one device.
+
+    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``layout`` has any;
+    ``given`` is its entry in the argument ``sharding``, and ``mapped`` is of :func:`mapped_axes`.
+    """
+    typed = jax.typeof(x).sharding
+    sizes = typed.mesh.shape
+    varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
+    explicit = axes_of_type(typed.mesh, AxisType.Explicit)
+    source = given or concrete_sharding(x)
+    if given is not None:
+        _check_against_type(given, typed, explicit, np.ndim(x))
+    elif varying and layout is not None:
+        raise ValueError(
+            f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
+            " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
+            " Average gradients first (jax.lax.pmean); update matrices that are cut outside of the"
+            " shard_map. Where each device has whole matrices of its own, say so:"
+            f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
+            " experts, is cut, P() if none is"
+        )
+    elif source is None and explicit:
+        auto = axes_of_type(typed.mesh, AxisType.Auto)
+        if unknown := ", ".join(name for name in auto if sizes[name] > 1):
+            raise ValueError(
+                f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
+                " Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
+            )
+        source = typed
+    if mapped and not typed.is_fully_replicated:
+        names = ", ".join(mapped)
+        raise ValueError(
+            f"its type says {typed.spec} in a jax.vmap over members along {names}, where JAX has no"
+            f" jax.shard_map; put jax.shard_map over {names} around the jax.vmap, or make the axes"
+            " of the mesh Auto"
+        )
+    if source is None or mapped:
+        return None
+    # The same axes may be of other types where the array is used than where the argument was made.
+    mesh = source.mesh if typed.mesh.empty else typed.mesh
+    spec = _checked_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
+    on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
+    return None if on_one_device and not explicit else LeafSharding(mesh, spec)
+
+
+def mapped_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
+    """Returns the Explicit mesh axes along which members of a surrounding ``jax.vmap`` lie.
+
+    The type of a member does not have them. JAX has no other public way to ask than this: they are
+    what ``jax.shard_map`` does not take if it is not said what to take.
+    """
+    meshes = (jax.typeof(x).sharding.mesh for x in arrays if isinstance(x, jax.Array))
+    mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
+    if mesh is None or AxisType.Manual in mesh.axis_types:
+        return ()
+    taken: list[str] = []
+
+    def inside() -> tuple[()]:
+        taken.extend(axes_of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual))
+        return ()
+
+    jax.eval_shape(jax.shard_map(inside, mesh=mesh, in_specs=(), out_specs=()))
+    return tuple(x for x in axes_of_type(mesh, AxisType.Explicit) if x not in taken)
+
+
+def _check_against_arrays(tree: ResolvedTree) -> None:
+    """Raises ValueError where arrays lie elsewhere than the argument ``sharding`` says."""
+    wrong = []
+    for leaf, x in zip(tree.leaves, tree.arrays, strict=True):
+        given, actual = leaf.given_sharding, concrete_sharding(x)
+        if given and actual and not actual.is_equivalent_to(given, x.ndim):
+            wrong.append(f"{leaf.name} is {actual.spec}, not {given.spec}")
+    if wrong:
+        raise ValueError(
+            f"The argument sharding disagrees with the parameters' shardings: {'; '.join(wrong)}."
+            " Give the shardings that they have, or move them with jax.device_put first."
+        )
+
+
+def checked_sharding(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
+) -> LeafSharding:
+    """Checks the sharding of an array that no surrounding ``jax.shard_map`` has cut."""
+    return LeafSharding(mesh, _checked_spec(spec, shape, mesh, range(len(shape))))
+
+
+def _checked_spec(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
+) -> tuple[tuple[str, ...], ...]:
+    """Checks the mesh axes of each axis, and leaves out those that ``jax.shard_map`` has taken."""
+    if len(spec) > len(shape):
+        raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
+    if PartitionSpec.UNCONSTRAINED in spec:
+        raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
+    entries = _spec_entries(spec, len(shape))
+    usable = usable_axes(mesh)
+    if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
+        raise ValueError(
+            f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
+            " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
+        )
+    entries = [tuple(name for name in names if name in usable) for names in entries]
+    explicit = axes_of_type(mesh, AxisType.Explicit)
+    for size, names in zip(shape, entries, strict=True):
+        if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
+            raise ValueError(
+                f"{spec} cuts an axis along an Auto mesh axis first and an Explicit one then, which"
+                " jax drops in the next operation; name the Explicit one first"
+            )
+        shards = math.prod(mesh.shape[name] for name in names)
+        if size % shards:
+            raise ValueError(f"{spec} cuts an axis of {shape}, of size {size}, into {shards}")
+    return tuple(entries)
+
+
+def _check_against_type(
+    given: NamedSharding, typed: NamedSharding, explicit: Sequence[str], ndim: int
+) -> None:
+    """Raises ValueError unless ``given`` says of Explicit axes what the array's type says."""
+    if typed.mesh.empty:
+        return
+    if dict(given.mesh.shape) != dict(typed.mesh.shape):
+        raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
+    ours, types = (
+        [[name for name in names if name in explicit] for names in _spec_entries(spec, ndim)]
+        for spec in (given.spec, typed.spec)
+    )
+    if ours != types:
+        raise ValueError(
+            f"sharding= says {given.spec}, the array's type {typed.spec}. On Explicit axes leave"
+            " sharding= out"
+        )

@@ -1,0 +1,163 @@
+"""Finds the axes along which layers are stacked: given by ``layer_axes``, or inferred from shapes.
+
+Under a scan each parameter gets an axis of layers: kernels have three axes then, and norms and
+biases have two, as a kernel has. A vector of each layer is no matrix.
+"""
+
+import collections
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from optax_muonplus._chain.layout import Shape
+from optax_muonplus._chain.paths import Path, listed
+from optax_muonplus._chain.record import LeafInfo
+
+_KERNEL = re.compile("(?i)kernel$|^w$")
+_CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
+
+
+def with_stacks(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> list[LeafInfo]:
+    """Sets ``stack`` on every leaf that a pattern of ``layer_axes`` finds.
+
+    Raises ValueError for axes that a leaf has not, and where one stack has several sizes.
+    """
+    stacked = [leaf._replace(stack=_stack_of(leaf, layer_axes)) for leaf in leaves]
+    _check_one_count(stacked, layer_axes)
+    return stacked
+
+
+def _stack_of(leaf: LeafInfo, layer_axes: Mapping[str, Shape]) -> Shape:
+    pattern, ndim = _pattern(leaf.path, layer_axes), len(leaf.shape)
+    if pattern is None or ndim < 2:
+        return ()
+    axes = layer_axes[pattern]
+    if not all(-ndim <= axis < ndim for axis in axes):
+        raise ValueError(
+            f"{leaf.name} of shape {leaf.shape} has no axis {axes}, over which layers that match"
+            f" {pattern!r} are stacked. Give a pattern that leaves it out."
+        )
+    return tuple(sorted({axis % ndim for axis in axes}))
+
+
+def _check_one_count(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> None:
+    """Raises ValueError where parameters of one stack have several numbers of layers.
+
+    One stack is what a pattern finds below one node: the name in which the match ends.
+    """
+    counts: dict[tuple[str, str], dict[Shape, list[tuple[str, Shape]]]]
+    counts = collections.defaultdict(lambda: collections.defaultdict(list))
+    for leaf in leaves:
+        pattern, name = _pattern(leaf.path, layer_axes), "/".join(leaf.path)
+        found = re.search(pattern, name) if pattern and leaf.stack else None
+        if pattern and found:
+            node = name[: found.end()] + name[found.end() :].split("/")[0]
+            layers = tuple(leaf.shape[axis] for axis in leaf.stack)
+            counts[pattern, node.rstrip("/")][layers].append((name, leaf.shape))
+    for (pattern, node), by_count in counts.items():
+        if len(by_count) > 1:
+            shown = "; ".join(
+                f"{'x'.join(map(str, layers))} in {listed(found)}"
+                for layers, found in by_count.items()
+            )
+            raise ValueError(
+                f"layer_axes={{{pattern!r}: ...}} finds several numbers of layers below {node!r}:"
+                f" {shown}. One stack has one number of layers. Give a pattern that leaves out what"
+                " is not stacked, or its own axis."
+            )
+
+
+def check_kernels(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]) -> None:
+    """Raises ValueError for kernels, by their names, of which ``layer_axes`` leaves a vector."""
+    wrong = [
+        x
+        for x in leaves
+        if x.stack
+        and len(x.layer_shape) < 2
+        and x.rule.startswith("vector")
+        and _KERNEL.search(x.path[-1])
+    ]
+    if wrong:
+        patterns = dict.fromkeys(_pattern(x.path, layer_axes) for x in wrong)
+        raise ValueError(
+            f"layer_axes for {', '.join(map(repr, patterns))} takes an axis of"
+            f" {listed((x.name, x.shape) for x in wrong)} for layers, which leaves a"
+            " vector of a kernel. If they are not stacked, give a pattern that leaves them out; if"
+            " they are vectors, a rule with None."
+        )
+
+
+def _pattern(path: Path, layer_axes: Mapping[str, Shape]) -> str | None:
+    return next((p for p in layer_axes if re.search(p, "/".join(path))), None)
+
+
+class Stack(NamedTuple):
+    """Parameters that seem to have an axis of layers in common."""
+
+    node: Path  # the container of all of them
+    axis: int
+    size: int  # the number of layers
+    members: Sequence[LeafInfo]
+
+
+def is_container(path: Path, depth: int) -> bool:
+    """Whether ``path[depth]`` looks like a container of stacked layers.
+
+    A container with numbered children is a list, not a stack.
+    """
+    return _CONTAINER.search(path[depth]) is not None and not path[depth + 1].isdigit()
+
+
+def infer_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
+    """Finds containers whose leaves of two axes seem to be vectors of stacked layers.
+
+    All leaves of two axes and more below such a container have one size on one axis, which batches
+    the kernels among them and is shorter than their widest side. Elsewhere than in a container by
+    its name, it is the first and shortest axis of every leaf.
+    """
+    kernels = [x for x in leaves if len(x.shape) > 2 and not x.stack and {0, 1} & {*x.batch_axes}]
+    nodes = {x.path[:n] for x in kernels for n in range(len(x.path))}
+    stacks: list[Stack] = []
+    for node in sorted(nodes, key=len):
+        if not any(node[: len(stack.node)] == stack.node for stack in stacks):
+            below = [x for x in leaves if x.path[: len(node)] == node != x.path]
+            stacks += filter(None, [_stack_below(node, below)])
+    return stacks
+
+
+def _stack_below(node: Path, below: Sequence[LeafInfo]) -> Stack | None:
+    """Finds the stack of all leaves below a node, or of those that it holds itself."""
+    arrays = [x for x in below if len(x.shape) > 1 and not x.stack]
+    named = bool(node) and all(is_container(x.path, len(node) - 1) for x in below)
+    for axis in (0, 1) if named else (0,):
+        stack = _stack(axis, arrays)
+        if stack and (named or (node and _is_short(stack, below))):
+            return stack
+    held = [x for x in arrays if x.path[:-1] == node]
+    first = {x.shape[0] for x in held if len(x.shape) > 2}
+    held = [x for x in held if x.shape[0] in first]
+    stack = _stack(0, held)
+    return stack if stack and _is_short(stack, held) else None
+
+
+def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
+    """Makes a stack of members with one size on ``axis``, if both kernels and vectors are there."""
+    # A leaf that AdamW gets, as a bias of heads, may have other axes.
+    kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
+    sizes = {x.shape[axis] for x in members}
+    batched = all(
+        axis in x.batch_axes and x.shape[axis] < max(x.shape[:axis] + x.shape[axis + 1 :])
+        for x in kernels
+    )
+    has_vectors = any(len(x.shape) == 2 for x in members)
+    if len(sizes) != 1 or not kernels or not has_vectors or not batched:
+        return None
+    paths = [x.path[:-1] for x in members]
+    same = [len(set(names)) == 1 for names in zip(*paths, strict=False)]
+    return Stack(paths[0][: (*same, False).index(False)], axis, sizes.pop(), members)
+
+
+def _is_short(stack: Stack, below: Sequence[LeafInfo]) -> bool:
+    """Whether the axis is the first and shortest of all leaves, vectors too."""
+    shapes = [x.shape for x in below]
+    return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)

@@ -1,0 +1,151 @@
+"""The default rules as a table: which parameters are matrices, and how they are stored.
+
+The first rule that fits a parameter is taken; ``language.py`` explains how they are written.
+"""
+
+from optax_muonplus._params.language import PathRule, adamw, matrix
+from optax_muonplus._params.neighbours import (
+    has_no_bias,
+    heads_match,
+    heads_may_match,
+    is_one_kernel,
+    is_outermost,
+)
+
+_QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
+_OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
+_KERNEL = "/(kernel|w)"  # Flax and Keras have kernels, Haiku a w
+_FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
+_TUNIX = "MaxText, tunix, Keras"
+_TORCH = "Equinox, PyTorch"
+_OWN = "(/*)?"  # also where the names are those of the module that owns the parameter
+COUNTER = r"(_?\d+)?"
+_PATCH = r"(?i)(*(embed|patch)*|stem)(/proj(ection)?|/conv)?"
+_CONV = "(?i)*conv*"
+# Not where layers may be stacked. Transposed ones of Keras have outputs before inputs.
+_STACK = r"(**/)?(layers|blocks|stages|stack*|scan*|h)/(?!\d)"
+_WINDOW = f"(?i)^(?!{_STACK}|**_transpose)(**/)?*conv*/kernel"
+_SIDES = ("width", "height width", "depth height width")
+# Not in a part of the network that is repeated or has outputs of its own.
+TOP = (
+    r"(?i)^(?!(**/)?*(\d|layers|block|att|mha|multi_?head|self|cross|mlp|ffn|feed|moe|expert|cell"
+    r"|mixer|ssm|mamba|rnn|lstm|gru)*/)(**/)?"
+)
+LEAF = "(/(kernel|w|weight))?"
+_NUMBERS = r"(/\d+){0,}"  # in lists
+_EMBED = r"(*embed*|(*_)?emb(_*|\d+)?|w[tp]e)"
+# What is within an embedding and is a layer by its name, which no table is.
+_LAYER = r"(*(proj(ection)?|dense|linear|mlp|conv|att|norm|layer|ffn|fc)*|lin|in|out|up|down|gate)/"
+_DECAY = "(a|lambda|nu|theta|gamma)"
+
+DEFAULT_RULES: tuple[PathRule, ...] = (
+    # Published recipes train adapters by AdamW.
+    adamw("(?i)*lora(_*)?_([ab]|up|down)(/*){0,}|*lora*/([ab]|up|down)(/*)?", "LoRA factor"),
+    adamw(
+        r"(?i)(*_)?(bias(es|_[ih]h(_l\d+)?(_reverse)?)?|(scale|offset|gain|gamma|beta)s?|lambdas)"
+        + COUNTER,
+        "bias or scale",
+    ),
+    adamw("(?i)weight_g|parametrizations/*/original0", "gain of a weight norm", library="PyTorch"),
+    adamw(
+        r"(?i)(*_)?(skip|resid(ual)?|x0)_(weight|mix|gate|gain|lambda)(e?s)?", "weights of channels"
+    ),
+    adamw("*/b", "bias", library="Haiku"),  # it has a module above it
+    # Patches have "embed" in their names, and are matrices nevertheless.
+    matrix(_PATCH + _KERNEL, "patches: (side side in), out", _ANY),
+    matrix(_PATCH + "/weight", "patches: out, (in side side)", _TORCH),
+    matrix("(?i)*patch*" + _KERNEL, "patches: in, out", _FLAX),
+    matrix(f"(?i)*emb(ed(ding)?)?_proj(ection)?{_KERNEL}", "kernel: in, out", _ANY),
+    adamw(rf"(?i){_EMBED}{_OWN}", "embedding"),
+    # In lists and dicts. Networks of times are called so too, and have biases.
+    adamw(
+        rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
+        "embedding",
+        agrees=has_no_bias,
+    ),
+    adamw(
+        rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|lut|words?){COUNTER}{_NUMBERS}(/(weight|table))?",
+        "embedding",
+        agrees=has_no_bias,
+    ),
+    adamw(
+        r"(?i)^((params|model|transformer|encoder|decoder)/){0,}(shared/weight|tied*(/weight)?)",
+        "embedding",
+        agrees=has_no_bias,
+    ),
+    # A norm has no kernel: "norm_proj/kernel" is a matrix.
+    adamw(r"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?", "norm"),
+    # Unless nothing but its scale is meant: tunix calls that w, EasyDeL kernel.
+    adamw("(?i)*norm" + _KERNEL, "norm"),
+    # "pre_logits" is the hidden layer before the head of a ViT.
+    adamw(
+        rf"(?i)(?!multi|pre_)(*_)?(head|logits?|unembed|readout)(_dense)?{COUNTER}{_OWN}", "head"
+    ),
+    adamw(rf"(?i)^((params|model|transformer)/){{0,}}outputs?{_OWN}", "head"),
+    adamw(
+        r"(?i)(?!pre_)(logit_?(dense|proj(ection)?)|logits_?proj(ection)?|to_logit|(*_)?classifier"
+        r"|vocab_proj(ector|ection)?|qa_outputs|seq_relationship|dense_prediction"
+        rf"|(predictions|lm_head)/decoder){_OWN}",
+        "head",
+    ),
+    adamw(rf"{TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head", agrees=is_outermost),
+    adamw(
+        rf"(?i)^(?!**(att|mha|multi|layers|block))(**/)?(*_)?heads/*{LEAF}",
+        "head",
+        agrees=is_outermost,
+    ),
+    adamw(
+        rf"(?i)(?!pos_proj/)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
+        "position table",
+    ),
+    adamw(rf"(?i)(rel|relative)_*(pos|bias|table)*{_NUMBERS}{_OWN}", "position table"),
+    adamw(
+        rf"(?i)(cls|probe|latents|codebooks?|codevectors|(*_)?(tokens?|tables?)){COUNTER}"
+        rf"{_NUMBERS}(/weight)?",
+        "table of vectors",
+        agrees=has_no_bias,
+    ),
+    adamw(
+        r"(?i)((*_)?(alpha|tau|temperature|sinks?)|r_k|time_(decay|first|faaaa|(mix|maa)_[a-z]))"
+        + COUNTER,
+        "stacked vectors",
+    ),
+    # Step sizes and rates of decay: S4, S5, the LRU, Mamba.
+    adamw(
+        rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|time_?(step|scale|constant)s?|step_sizes?|(*_)?decay(_rate)?s?"
+        rf"|lambda|inv_{_DECAY}"
+        rf"|((log|inv)_)?{_DECAY}(_(log|re(al)?|im(ag)?)){{1,}}" + COUNTER,
+        "step size or decay rate",
+    ),
+    adamw(f"(?i)*(depthwise|dw_?conv|conv_?dw)*{_OWN}", "depthwise"),
+    # (width, channels) of Griffin's temporal convolution; (.., width, 1, channels) elsewhere.
+    adamw(f"{_CONV}1d{_KERNEL}", "depthwise", "width, channels"),
+    adamw("(?i)*conv1d_kernel", "depthwise", "channels, width", "Keras"),
+    adamw(_CONV + _KERNEL, "depthwise or one channel", "width, 1, channels"),
+    adamw(_CONV + _KERNEL, "depthwise or one channel", "height, width, 1, channels"),
+    adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, width", _TORCH),
+    adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, height, width", _TORCH),
+    matrix("kernel|w|pointwise_kernel", "convolution: (1 1 in), out", _ANY),
+    matrix("*/weight", "convolution: out, (in 1 1)", _TORCH),
+    *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, is_one_kernel) for x in _SIDES),
+    # Stacked kernels (layers, in, out) have as many axes as these: the neighbours tell.
+    matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, heads_may_match),
+    matrix("out/kernel", "attention: (heads head), out", "Flax", heads_may_match),
+    matrix(_QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, heads_match),
+    matrix(_OUT + _KERNEL, "attention: (heads head), out", _TUNIX, heads_match),
+    matrix("q_einsum" + _KERNEL, "attention: heads, in, head", "Gemma"),
+    matrix("q?kv_einsum" + _KERNEL, "attention: part, heads, in, head", "Gemma"),
+    matrix("attn_vec_einsum" + _KERNEL, "attention: (heads head), out", "Gemma"),
+    matrix("(?i)*expert*/(*/)?kernel", "experts: expert, in, out", "Flax"),
+    # Equinox and PyTorch name it so and store it as (out, in).
+    matrix(
+        r"weight(_v|_orig)?|weight_[ih][hr](_l\d+)?(_reverse)?|(in|[qkv])_proj_weight"
+        "|parametrizations/*/original1",
+        "weight: out, in",
+        "Equinox, PyTorch, Haliax",
+    ),
+    matrix("(*_)?kernel", "kernel: in, out", _FLAX),
+    matrix("*/w", "w: in, out", "Haiku, tunix"),
+    matrix("**", "by default: in, out"),
+    matrix("**", "by its bias: out, in"),
+)

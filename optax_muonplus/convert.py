@@ -1,0 +1,217 @@
+"""Makes the state of one optimizer that of another: Optax's Muon, AdamW, and this library's."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+
+from optax_muonplus._chain.momentum import MomentumState
+from optax_muonplus._chain.paths import flatten_tree, flatten_with_names, listed, path_name
+from optax_muonplus._core.precision import narrowed
+
+MOMENTUM, FIRST, SECOND, UPDATES = "momentum", "first moment", "second moment", "updates"
+_Key = tuple[str, str]  # role and path of the parameter
+_ROLES: dict[Any, dict[str, str]] = {
+    MomentumState: {"mu": MOMENTUM},
+    optax.contrib.MuonState: {"mu": MOMENTUM},
+    optax.ScaleByAdamState: {"mu": FIRST, "nu": SECOND},
+}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class TakenOver:
+    """What :func:`take_over` did with each array, such as ``"up/kernel: momentum"``.
+
+    Attributes:
+      kept: what the new state has from the old one.
+      started_anew: what the new state has as it was initialised.
+      not_used: what the old state has and the new one has no place for.
+    """
+
+    kept: tuple[str, ...]
+    started_anew: tuple[str, ...]
+    not_used: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Returns a line for each field; paths that differ in numbers only share an entry."""
+        names = (field.name for field in dataclasses.fields(self))
+        lines = [(name, listed((x, None) for x in getattr(self, name))) for name in names]
+        return "\n".join(f"{name.replace('_', ' ')}: {shown or 'nothing'}" for name, shown in lines)
+
+
+def take_over(
+    old_state: optax.OptState, new_state: optax.OptState, params: optax.Params
+) -> tuple[optax.OptState, TakenOver]:
+    r"""Makes the state of a running optimizer that of another, in the middle of a run.
+
+    Arrays are matched by the paths of their parameters and by their roles, in any wrappers. Our
+    momentum, that of ``optax.contrib.muon`` and AdamW's first moment are the same average,
+    :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's group keeps its moments and its one count
+    if the old state has both moments of all its parameters; else all of it starts anew: with that
+    count, a second moment that starts at zero would make steps several times too long. Schedules go
+    on at their count. Everything else is that of the new optimizer: learning rates, gradients that
+    are accumulated (take over after a complete step), states of other rules.
+
+    Args:
+      old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any
+        wrapper.
+      new_state: ``tx.init(params)`` of the optimizer to go on with.
+      params: the parameters of both; only their paths are read.
+
+    Returns:
+      The new state, with the structure, dtypes and shardings of ``new_state``, and a
+      :class:`TakenOver` to print. Arrays that need no conversion are those of ``old_state``: do not
+      use it any more if the new one is donated.
+
+    Raises:
+      ValueError: for a state in which no momentum of these parameters is found, or two that could
+        be meant; for arrays of other shapes.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, optax_muonplus as omp
+      >>> params = {"up": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> tx = omp.muonplus(0.02, adam_learning_rate=1e-3)
+      >>> state, report = omp.take_over(optax.adamw(1e-3).init(params), tx.init(params), params)
+      >>> report.kept[-1]
+      'up/kernel: momentum'
+    """
+    from optax_muonplus.int8 import stored_like, widened
+
+    names = {path_name(path) for path in flatten_with_names(params)[0]}
+    switch = _Switch(*_read(widened(old_state), names))
+    state = jax.tree.map_with_path(switch.node, widened(new_state), is_leaf=_has_roles)
+    unused = (key for key in switch.buffers if key not in switch.used)
+    lists = switch.kept, switch.started_anew, [f"{name}: {role}" for role, name in unused]
+    return stored_like(state, new_state), TakenOver(*map(tuple, lists))
+
+
+def _has_roles(node: Any) -> bool:
+    return type(node) in _ROLES
+
+
+def _is_count(path: Any, leaf: Any) -> bool:
+    """Tells whether a leaf counts updates, for a schedule or for bias correction."""
+    names = ("count", "gradient_step")
+    return jax.tree_util.keystr(path[-1:], simple=True) in names and not jnp.shape(leaf)
+
+
+def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict[str, Any]]:
+    """Returns the buffers of a state by role and parameter, and the first count of each role."""
+    buffers: dict[_Key, Any] = {}
+    counts: dict[str, Any] = {}
+    for path, node in jax.tree.leaves_with_path(state, is_leaf=_has_roles):
+        if not _has_roles(node):
+            if _is_count(path, node):
+                counts.setdefault(UPDATES, node)
+            continue
+        for field, role in _ROLES[type(node)].items():
+            for name, leaf in _named(getattr(node, field)):
+                if name in names and (role, name) in buffers:
+                    raise ValueError(
+                        f"The old state has several arrays that are the {role} of {name}. Pass the"
+                        " part of the state that holds the one you mean."
+                    )
+                if name in names:
+                    buffers[role, name] = leaf
+        if node.count is not None:
+            counts.setdefault(next(iter(_ROLES[type(node)].values())), node.count)
+    if not buffers:
+        raise ValueError(
+            f"Got a {type(state).__name__} as old_state, in which no momentum of these parameters"
+            " is found. Known are the states of optax_muonplus, of optax.contrib.muon and of"
+            " optax.adamw, in any wrapper. Pass the parameters as the optimizer's init got them."
+        )
+    return buffers, counts
+
+
+def _named(tree: Any) -> list[tuple[str, Any]]:
+    paths, leaves = flatten_with_names(tree)
+    return [(path_name(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
+
+
+@dataclasses.dataclass
+class _Switch:
+    """What the old state has, and what became of it."""
+
+    buffers: dict[_Key, Any]
+    counts: dict[str, Any]
+    kept: list[str] = dataclasses.field(default_factory=list)
+    started_anew: list[str] = dataclasses.field(default_factory=list)
+    used: set[_Key] = dataclasses.field(default_factory=set)
+
+    def node(self, path: Any, node: Any) -> Any:
+        """Returns what the new state has in the place of ``node``."""
+        if not _has_roles(node):
+            return self._count(UPDATES, node) if _is_count(path, node) else node
+        roles = _ROLES[type(node)]
+        wanted = [
+            (role, name)
+            for field, role in roles.items()
+            for name, _ in _named(getattr(node, field))
+        ]
+        missing = [key for key in wanted if self._source(*key) is None]
+        if FIRST in roles.values() and missing:
+            missing = wanted
+        self.started_anew += [f"{name}: {role}" for role, name in missing]
+        self.kept += [f"{name}: {role}" for role, name in wanted if (role, name) not in missing]
+        if wanted and len(missing) == len(wanted):
+            return node
+        new = {
+            field: self._buffers(role, getattr(node, field), missing)
+            for field, role in roles.items()
+        }
+        if node.count is not None:
+            new["count"] = self._count(next(iter(roles.values())), node.count)
+        return node._replace(**new)
+
+    def _source(self, role: str, name: str) -> _Key | None:
+        """Finds the array of that role, or AdamW's first moment for a momentum."""
+        keys = [(role, name), *([(FIRST, name)] if role == MOMENTUM else [])]
+        return next((key for key in keys if key in self.buffers), None)
+
+    def _buffers(self, role: str, tree: Any, missing: list[_Key]) -> Any:
+        paths, leaves, unflatten = flatten_tree(tree)
+        new = []
+        for path, leaf in zip(paths, leaves, strict=True):
+            key = self._source(role, path_name(path))
+            if key is None or (role, path_name(path)) in missing:
+                new.append(leaf)
+                continue
+            new.append(_placed(" of ".join(key), self.buffers[key], leaf, key in self.used))
+            self.used.add(key)
+        return unflatten(new)
+
+    def _count(self, role: str, new: Any) -> Any:
+        """Returns the old count of that role, or else one of updates, with memory of its own."""
+        order = (role, UPDATES, MOMENTUM, FIRST)
+        source = next((self.counts[x] for x in order if x in self.counts), None)
+        return new if source is None else _placed("the count", source, new, copy=True)
+
+
+def _placed(what: str, old: Any, new: Any, copy: bool) -> Any:
+    """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
+
+    Nothing is gathered: each device sends and receives what it lacks. A ``copy`` has memory of its
+    own, because JAX refuses to donate one array twice.
+    """
+    if jnp.shape(old) != jnp.shape(new) or jnp.iscomplexobj(old) > jnp.iscomplexobj(new):
+        was, wanted = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (old, new))
+        raise ValueError(f"The {what} is {was} in the old state, and {wanted} in the new one.")
+    x = old
+    if jnp.result_type(old) != new.dtype:
+        cast = narrowed if jnp.issubdtype(new.dtype, jnp.inexact) else jnp.asarray
+        x = cast(jnp.asarray(old), new.dtype)
+    if isinstance(x, jax.core.Tracer) or isinstance(new, jax.core.Tracer):
+        here, wanted = jax.typeof(x).sharding, jax.typeof(new).sharding
+        return x if here == wanted else jax.sharding.reshard(x, wanted)
+    if new.committed:
+        x = jax.device_put(x, new.sharding)
+    elif not new.shape:  # a count that was read onto one device would not go with arrays on a mesh
+        x = np.array(x)
+    return jnp.array(x) if copy else jnp.asarray(x)

@@ -1,0 +1,17 @@
+r"""Polar factors of matrices: functions on arrays ``(*batch, out, in)``.
+
+For ``M = U S V^H`` the polar factor is ``U V^H``, the semi-orthogonal matrix closest to ``M``. The
+result is the same for ``c * M`` with any positive number ``c``. A zero matrix gives zeros: each
+matrix is divided by a power of two near its largest entry first, so that neither large nor small
+matrices leave the range of their dtype.
+
+:class:`Orthogonalize` is the one value that holds all choices. Called, it computes the definition;
+an optimizer runs it by :class:`FastPolar`, as :func:`polar_factor` does.
+"""
+
+from optax_muonplus._core.newton_schulz import svd as svd
+from optax_muonplus._core.orthogonalize import Orthogonalize as Orthogonalize
+from optax_muonplus._core.orthogonalize import Polar as Polar
+from optax_muonplus._execution.polar import FastPolar as FastPolar
+from optax_muonplus._execution.polar import matmul_shapes as matmul_shapes
+from optax_muonplus._execution.polar import polar_factor as polar_factor

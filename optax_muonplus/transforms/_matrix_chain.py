@@ -1,0 +1,126 @@
+"""Chains of links that read a tree by the rules of this library, and run anywhere."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import optax
+
+from optax_muonplus._chain import chain
+from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus._chain.momentum import Momentum, MomentumTransformation
+from optax_muonplus._chain.plain import Run
+from optax_muonplus._chain.program import DualNorm
+from optax_muonplus._core.function import ArrayFunction, MatrixFunction
+from optax_muonplus._core.normalize import Normalize
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.scale import ScaleByShape
+from optax_muonplus._execution.apply import apply
+from optax_muonplus.transforms._where import Matrices, MatricesFields, one_of, where_of
+
+
+def matrix_chain(
+    *links: Part,
+    where: Matrices | None = None,
+    run: Run = apply,
+    **fields: Unpack[MatricesFields],
+) -> MatrixTransformation:
+    """One transformation of several links, each of which receives the records of matrices.
+
+    Where ``optax.chain`` would read and write, and on a mesh move, each matrix once for every link,
+    this does it once for a momentum and all functions on matrices that follow it.
+
+    Args:
+      *links: in order, each one of
+
+        - a link of this library, such as ``omp.momentum()`` or ``omp.orthogonalize()``, or what it
+          is made of, such as ``omp.polar.Orthogonalize()``;
+        - a function on arrays ``(batch, out, in)``;
+        - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
+          for a link with a state of its own, see
+          :class:`optax_muonplus.transforms.Link` and :func:`optax_muonplus.transforms.map_blocks`;
+        - any transformation of Optax that needs to know nothing of matrices, such as
+          ``optax.trace`` or ``optax.scale_by_learning_rate``.
+      where: which parameters are matrices and where they lie, for all links; None means that of
+        the one link that has one, or the default rules by path. Every leaf must be a matrix.
+      run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
+        another function with the same results. :func:`optax_muonplus.transforms.plainly` is the
+        reference, in a few lines.
+      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
+        ``where=omp.Matrices(...)``.
+
+    Returns:
+      A transformation with a state for each link; a momentum and the functions that follow it have
+      one, and a single link's state is the chain's.
+
+    Raises:
+      TypeError: for something else.
+      ValueError: for links with several ``where``, a whole optimizer in
+        the place of a link, a momentum behind another one or behind functions, a normalization
+        before a polar factor, and a polar factor right after another one; at init, for leaves that
+        are not matrices.
+
+    Example:
+      >>> import jax.numpy as jnp, optax_muonplus as omp
+      >>> tx = omp.matrix_chain(omp.momentum(), omp.orthogonalize(), jnp.sign)
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8))}}
+      >>> updates, state = tx.update(params, tx.init(params))
+      >>> updates["dense"]["kernel"].shape
+      (4, 8)
+    """
+    where = where_of(where, fields)
+    inner = [link.resolve for link in links if isinstance(link, MatrixTransformation)]
+    resolve = one_of(inner if where is None else [where, *inner])
+    parts = [part for link in links for part in parts_of(link)]
+    check_order(parts)
+    return chain.matrix_chain(*parts, resolve=resolve, run=run)
+
+
+def parts_of(link: Any) -> tuple[Any, ...]:
+    """Returns the parts of a link: one, or those of a chain."""
+    if isinstance(link, MatrixTransformation):
+        return link.parts
+    if isinstance(link, ChainTransformation):
+        raise ValueError(
+            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link."
+            " Pass the rule for matrices alone, such as omp.scale_by_muonplus()."
+        )
+    if isinstance(link, MomentumTransformation):
+        return (link.momentum,)
+    if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
+        return (link,)
+    if hasattr(link, "init") and hasattr(link, "update") and not isinstance(link, type):
+        return (link,)
+    if callable(link) and not isinstance(link, type):
+        return (ArrayFunction(link),)
+    raise TypeError(
+        f"matrix_chain got {link!r}, which is no link: pass transformations, functions on arrays"
+        " (*batch, out, in), or objects with init(params, leaves) and update(updates, state,"
+        " params, leaves)."
+    )
+
+
+def check_order(parts: Sequence[Any]) -> None:
+    """Raises ValueError for matrix links of which one undoes another, without a word otherwise.
+
+    A rule with a momentum of its own counts as a momentum.
+    """
+    ours = [x for x in parts if not isinstance(x, optax.GradientTransformation)]
+    for before, part in itertools.pairwise(ours):
+        wrong = ""
+        if hasattr(before, "learning_rate"):
+            wrong = "a link of a whole step downhill. A rule with a rate of its own stands last"
+        elif _has_momentum(part) and _has_momentum(ours[0]):
+            wrong = "a second momentum. optax.trace may stand beside one"
+        elif isinstance(part, Momentum):
+            wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
+        elif isinstance(part, Orthogonalize):
+            scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
+            wrong = scaled and "a polar factor, which undoes it. It stands before them"
+        if wrong:
+            names = type(before).__name__, type(part).__name__
+            raise ValueError(f"The chain has {names[1]} after {names[0]}: {wrong}.")
+
+
+def _has_momentum(part: Any) -> bool:
+    return isinstance(part, Momentum) or isinstance(getattr(part, "momentum", None), Momentum)
