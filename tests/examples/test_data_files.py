@@ -11,7 +11,9 @@ from tokenizers import Tokenizer
 from examples.data import main
 from examples.trainer.data import corpus, token_folder
 from examples.trainer.data.prepare import prepare
+from examples.trainer.settings import validation
 from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 
@@ -112,6 +114,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(UserError, match=r"pipe\.txt is no regular file"):
         read(tmp_path / "pipe.txt")
+
+
+@pytest.mark.parametrize("wrong", ["a\0b", "\ud800"])
+def test_settings_that_no_file_can_be_named_by_are_refused(wrong):
+    for config in (RunConfig(name=wrong), RunConfig(data=DataConfig(paths=(wrong,)))):
+        with pytest.raises(UserError, match=r"has a zero byte|that is not UTF-8"):
+            validation.check(config)
 
 
 def test_text_can_be_made_ready_without_training(text, capsys):

@@ -45,6 +45,8 @@ def check(settings: Any, flag: str = "--") -> None:
         values = pydantic_core.to_json(dataclasses.asdict(settings))
     except pydantic_core.PydanticSerializationError as error:  # of a command line
         raise UserError(f"a flag has text that is not UTF-8 ({error}): write it as that.") from None
+    if rb"\u0000" in values:
+        raise UserError("a setting has a zero byte in its text, as no name of a file can: omit it.")
     try:
         pydantic.TypeAdapter(type(settings)).validate_json(values)
     except pydantic.ValidationError as error:
