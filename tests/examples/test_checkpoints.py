@@ -5,9 +5,7 @@ import os
 import resource
 import shutil
 import signal
-import tracemalloc
 import unittest.mock
-from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +13,7 @@ import pytest
 
 from examples.train import main
 from examples.trainer.runs import integrity
-from examples.trainer.runs.checkpoint import Checkpoints, restore_parts, without_leftovers
-from examples.trainer.runs.metrics import Metrics
+from examples.trainer.runs.checkpoint import Checkpoints, restore_parts
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
@@ -109,31 +106,6 @@ def test_resume_refuses_flags_of_the_run(finished, capsys):
     assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
 
 
-def saving_after(folder, step):
-    """Whether a checkpoint after `step` is being written."""
-    names = os.listdir(folder) if folder.exists() else []
-    return any(int(n.split(".")[0]) > step for n in names if "orbax-checkpoint-tmp" in n)
-
-
-def test_killed_while_saving_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
-    # With a checkpoint after each step a save is nearly always under way.
-    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--checkpoint-every=1"]
-    folder = tmp_path / "killed"
-    command = [*flags, "--name", "killed"]
-    for step in (0, 8):
-        process = run_shell(*command)
-        wait_for(lambda step=step: saving_after(folder / "checkpoints", step), process)
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-        command = ["--resume", str(folder)]
-    with on_devices(1):
-        assert main(["--resume", str(folder)]) == 0
-    for kind in ("train_loss", "val_loss"):
-        assert losses(folder, kind) == losses(trained_run, kind)
-    assert not list((folder / "checkpoints").glob("*tmp*"))
-
-
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     # A limit on the size of files stands for it: enough for losses, too little for arrays.
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
@@ -148,27 +120,6 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
         assert main(["--resume", str(tmp_path / "x")]) == 0
     assert saved_step(tmp_path / "x") == 120
     assert list(losses(tmp_path / "x")) == list(range(1, 121))
-
-
-def test_unwritable_metrics_are_reported_and_resumable(tmp_path, text, capsys):
-    def fill_up():
-        os.dup2(full, metrics[0].file.fileno())
-
-    metrics, create = [], Metrics.__init__
-
-    def remember(self, *args):
-        create(self, *args)
-        metrics.append(self)
-
-    full = os.open("/dev/full", os.O_WRONLY)
-    with unittest.mock.patch.object(Metrics, "__init__", remember), stop_at(9, fill_up):
-        assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 2
-    os.close(full)
-    shown = capsys.readouterr().err
-    assert f"cannot write {tmp_path}/x/metrics.jsonl: No space left" in shown
-    assert saved_step(tmp_path / "x") == 8
-    assert main(["--resume", str(tmp_path / "x"), "--mesh", CUBE]) == 0
-    assert list(losses(tmp_path / "x")) == list(range(1, STEPS + 1))
 
 
 # Damage
@@ -258,15 +209,6 @@ def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
         restore(folder)
 
 
-def test_what_outlives_the_first_error_is_not_printed():
-    shown = []
-    hook = without_leftovers(shown.append)
-    closed, other = (Mock(exc_value=RuntimeError(x)) for x in ("Event loop is closed", "other"))
-    for unraisable in (closed, other):
-        hook(unraisable)
-    assert shown == [other]
-
-
 @pytest.mark.parametrize("parts", [2, 3, 20])
 def test_processes_share_the_verification(folder, parts):
     step = folder / "5"
@@ -283,17 +225,6 @@ def test_processes_share_the_verification(folder, parts):
                 found.append(str(error))
         path.write_bytes(content)
         assert len(found) == 1 and path.name in found[0]
-
-
-def test_checksums_hold_one_block_of_a_file(tmp_path):
-    with (tmp_path / "large").open("wb") as file:
-        file.truncate(64 * integrity.BLOCK)
-    tracemalloc.start()
-    try:
-        assert integrity.checksum(tmp_path / "large").startswith(f"{64 * integrity.BLOCK} ")
-        assert tracemalloc.get_traced_memory()[1] < 3 * integrity.BLOCK
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "[" * 100_000, '{"/etc/hostname": "4 0"}'])

@@ -117,15 +117,6 @@ def test_processes_with_different_flags_are_refused(tmp_path, text, start):
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_that_cannot_start_ends_both(tmp_path, text, start):
-    flags = [*TOY, "--runs-dir", str(tmp_path)]
-    own = (("--data.paths", str(text)), ("--data.paths", str(tmp_path / "none.txt")))
-    statuses, shown = ended(start(*flags, own=own))
-    assert statuses == [2, 2], shown
-    assert "error (process 0): process 1 cannot go on; its message says why." in shown[0]
-    assert "none.txt does not exist" in shown[1]
-
-
 def joined_with(monkeypatch, machine, **variables):
     """What `jax.distributed.initialize` is called with."""
     for name, value in variables.items():
@@ -223,21 +214,3 @@ def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_process_exits_when_another_one_has_ended(capsys):
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with (
-            unittest.mock.patch("os._exit", side_effect=SystemExit) as leave,
-            pytest.raises(SystemExit),
-        ):
-            processes.exit_without_others(
-                jax.errors.JaxRuntimeError("connection closed by peer\nat ...")
-            )
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    finally:  # processes that later tests start would ignore Ctrl-C too
-        signal.signal(signal.SIGINT, before)
-    leave.assert_called_once_with(1)
-    shown = capsys.readouterr().err
-    assert "connection closed by peer\n" in shown and "--resume" in shown

@@ -20,11 +20,9 @@ from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.metrics import Metrics, read_metrics
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.settings.validation import MISSING, differences
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.files import write_atomically
-from tests.support.trainer import stop_at, train, wait_for
+from tests.support.trainer import wait_for
 
 pytestmark = pytest.mark.usefixtures("one_device")
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -89,12 +87,6 @@ def test_new_run_on_a_full_disk_leaves_nothing(tmp_path):
         run_folder.create(tmp_path / "y", RunConfig(), dataset)
 
 
-def test_name_that_is_too_long_is_refused(tmp_path):
-    config = RunConfig(runs_dir=str(tmp_path), name="x" * 300)
-    with pytest.raises(UserError, match=r"File name too long.*shorter name(.|\n)*--name"):
-        run_folder.choose_folder(config, "p")
-
-
 def test_a_default_name_that_another_run_takes_meanwhile_becomes_the_next_one(tmp_path):
     setup = unittest.mock.Mock(config=RunConfig(runs_dir=str(tmp_path)))
     setup.dataset.key = setup.dataset.tokenizer.to_str.return_value = "{}"
@@ -120,34 +112,6 @@ def test_file_that_cannot_be_written_is_named(trained_run, tmp_path, capsys, nam
 
 
 # What Orbax leaves of a save whose folder is gone, Python's collector reports at some later time.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_run_folder_that_is_removed_is_named(text, tmp_path, capsys):
-    folder = tmp_path / "x"
-    with stop_at(9, lambda: shutil.rmtree(folder, ignore_errors=True)):
-        assert train(text, tmp_path, "--name", "x") == 2
-    shown = capsys.readouterr().err  # the second, if a save was under way
-    assert f"{folder}/checkpoints is gone" in shown or f"cannot save to {folder}" in shown
-    assert "Traceback" not in shown
-
-
-def test_disk_that_is_full_only_when_the_file_closes_is_said(tmp_path):
-    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
-    metrics.file.close()
-    metrics.file = unittest.mock.Mock(name="file")
-    metrics.file.name = "metrics.jsonl"
-    metrics.file.close.side_effect = FULL
-    with pytest.raises(UserError, match=r"cannot write metrics.jsonl: No space left.*make room"):
-        metrics.__exit__(None)
-    metrics.__exit__(UserError)  # which has said what is wrong
-
-
-def test_content_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
-    done = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: done.append("content") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda *names: done.append("name") or replace(*names))
-    write_atomically(tmp_path / "a", b"text")
-    assert done == ["content", "name"] and (tmp_path / "a").read_bytes() == b"text"
 
 
 # The lock
@@ -216,11 +180,6 @@ def test_damaged_line_of_metrics_is_named(tmp_path, line, words):
         Metrics(path, 5)
 
 
-def test_metrics_that_are_a_folder_are_named(tmp_path):
-    with pytest.raises(UserError, match=f"cannot read {tmp_path}: Is a directory. To do: move"):
-        files.read_json_lines(tmp_path, "")
-
-
 def test_last_loss_that_is_not_finite_is_an_error(copy, capsys):
     path = copy / "metrics.jsonl"
     *lines, last = [json.loads(line) for line in path.read_text().splitlines()]
@@ -266,18 +225,3 @@ def test_damaged_config_is_named(tmp_path, content):
 
 
 # What a checkpoint minds of its settings
-
-
-OLD = {"step": 3, "config": {"model": {"width": 8, "depth": 2}, "name": None}}
-
-
-NEW = {"step": 3, "config": {"model": {"width": 16, "bias": False}, "name": None}}
-
-
-def test_entries_that_differ_are_named_with_both_values():
-    assert list(differences(OLD, OLD)) == []
-    assert [tuple(entry) for entry in differences(OLD, NEW)] == [
-        ("config.model.width", 8, 16),
-        ("config.model.depth", 2, MISSING),
-        ("config.model.bias", MISSING, False),
-    ]

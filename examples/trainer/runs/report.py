@@ -102,4 +102,4 @@ def sample_text(
 ) -> str:
     ids = [end_id(tokenizer), *ids_of(tokenizer, [prompt])[0]]
     new = sample_ids(forward, params, ids, tokens, model, key, sampling)
-    return tokenizer.decode(ids[1:] + new, skip_special_tokens=False)
+    return tokenizer.decode(ids[1:] + new)

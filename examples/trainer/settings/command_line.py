@@ -1,14 +1,9 @@
 """The command line of the trainer: a preset or recipe with flags, or a run to continue."""
 
-import contextlib
 import dataclasses
 import difflib
-import io
-import json
 import re
-import sys
-import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -26,10 +21,12 @@ from examples.trainer.system.errors import UserError
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1, but 1e-3 is a number, and a name stands once, as in YAML 1.2."""
+    """YAML 1.1, but 1e-3 is a number, and a name stands once, as in YAML 1.2. JSON is YAML too."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        once((str(key.value), None) for key, _ in node.value)
+        names = [str(key.value) for key, _ in node.value]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]} stands there twice")
         return super().construct_mapping(node, deep)
 
 
@@ -38,42 +35,20 @@ Loader.add_implicit_resolver(
 )
 
 
-def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The settings of an object of JSON; raises `ValueError` for a name that it has twice."""
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"{name} stands there twice")
-        values[name] = value
-    return values
-
-
-READERS = {
-    ".yaml": lambda content: yaml.load(content, Loader),
-    ".yml": lambda content: yaml.load(content, Loader),
-    ".toml": lambda content: tomllib.loads(content.decode()),
-    ".json": lambda content: json.loads(content, object_pairs_hook=once),
-}
-
-
 def read_config_file(path: Path, base: RunConfig) -> RunConfig:
     """`base` with what a file says; of a run's `config.json` all settings but those of its place.
 
-    Raises `UserError` for a setting that there is not, naming what is like it, and for a value of
-    another type or range.
+    Raises `UserError` for a setting that there is not, and for a value of another type or range.
     """
     values = content(path)
-    if is_of_a_run(values):
-        values = values["config"]
-        check_names(path, values, base)
-        # What an older run lacks has the value that it had then, not that of a preset.
+    try:
+        if not is_of_a_run(values):
+            return from_dict(RunConfig, merged(dataclasses.asdict(base), values))
         return dataclasses.replace(
-            checked_settings(path, values),
-            name="",
-            runs_dir=base.runs_dir,
+            from_dict(RunConfig, values["config"]), name="", runs_dir=base.runs_dir
         )
-    check_names(path, values, base)
-    return checked_settings(path, merged(dataclasses.asdict(base), values))
+    except ValueError as error:
+        raise UserError(f"{path}: {error}. Change it there.") from None
 
 
 def is_of_a_run(values: dict[str, Any]) -> bool:
@@ -82,49 +57,16 @@ def is_of_a_run(values: dict[str, Any]) -> bool:
 
 
 def content(path: Path) -> dict[str, Any]:
-    if path.suffix not in READERS:
-        raise UserError(f"--config {path}: give a file that ends in {', '.join(READERS)}.")
     try:
-        values = READERS[path.suffix](path.read_bytes())
+        values = yaml.load(path.read_bytes(), Loader)
     except OSError as error:
         raise files.failure(error, path, "read") from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} cannot be read as {path.suffix[1:]}: {reason}.") from None
+        raise UserError(f"{path} cannot be read as YAML or JSON: {reason}.") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} has no settings: give some, as `steps: 100` in YAML.")
     return values
-
-
-def checked_settings(path: Path, values: dict[str, Any]) -> RunConfig:
-    try:
-        return from_dict(RunConfig, values)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}. Change it there.") from None
-
-
-def check_names(path: Path, values: dict[str, Any], base: RunConfig) -> None:
-    known = list(setting_names(dataclasses.asdict(base)))
-    for name in setting_names(values):
-        if name in known:
-            continue
-        last = {each: each.rpartition(".")[2] for each in known}
-        near = difflib.get_close_matches(name.rpartition(".")[2], set(last.values()), n=3)
-        like = [each for each in known if last[each] in near]
-        raise UserError(f"{path}: there is no setting {name}: {meant(like[:3])}")
-
-
-def meant(near: Sequence[str]) -> str:
-    return f"did you mean {' or '.join(near)}?" if near else "--help lists them."
-
-
-def setting_names(values: dict[str, Any], above: str = "") -> Iterator[str]:
-    """All names in nested settings, each joined by dots to those above it, which come first."""
-    for key, value in values.items():
-        name = f"{above}{key}"
-        yield name
-        if isinstance(value, dict):
-            yield from setting_names(value, f"{name}.")
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +112,7 @@ class NewRun:
     """For a recipe of the paper: sets all in which the paper's code and configurations differ from
     its text, unless those flags are given too (examples/README.md has the list)."""
     file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
-    """Settings from a .yaml or .toml file, or from the config.json of a run; flags win over it."""
+    """Settings from a file of YAML or JSON, or from the config.json of a run; flags win over it."""
     compile_for: str = ""
     """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
     there, and say whether the run fits, and what a step computes and sends."""
@@ -231,32 +173,10 @@ def choose_preset(
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, DEFAULT_PRESET)
-    check_preset(words[0])
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            command = tyro.extras.overridable_config_cli(
-                presets, args=words, prog=program, description=description
-            )
-    except SystemExit:
-        if "Unrecognized options" in said.getvalue():  # of which tyro lists the help of many
-            settings: Any = presets[words[0]][1]
-            check_flags(words, dataclasses.asdict(settings))
-        sys.stderr.write(said.getvalue())
-        raise
+    if words[0] not in (*presets, "-h", "--help"):
+        near = difflib.get_close_matches(words[0], presets, n=3) or ["--help"]
+        raise UserError(f"there is no preset or recipe {words[0]!r}: try {' or '.join(near)}.")
+    command = tyro.extras.overridable_config_cli(
+        presets, args=words, prog=program, description=description
+    )
     return command, words[0]
-
-
-def check_flags(words: Sequence[str], settings: dict[str, Any]) -> None:
-    """Refuses the first flag that is none, with those that are like it."""
-    names = (re.sub(r"^(config|machine)\.", "", name) for name in setting_names(settings))
-    known = [f"--{name.replace('_', '-')}" for name in names]
-    for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-        if near := () if flag in known else difflib.get_close_matches(flag, known, n=3):
-            raise UserError(f"there is no flag {flag}: {meant(near)}")
-
-
-def check_preset(word: str) -> None:
-    if not word.startswith("-") and word not in PRESETS:
-        near = difflib.get_close_matches(word, PRESETS, n=3)
-        raise UserError(f"there is no preset or recipe {word!r}: {meant(near)}")

@@ -247,22 +247,6 @@ MICRO = RunConfig(
 )
 
 
-def gpt2_small() -> RunConfig:
-    """GPT-2's small network (124 M), on 10 billion tokens of FineWeb in steps of 0.5 million.
-
-    Network: `GPT2Config` of Hugging Face transformers. Optimizer: that of the paper's GPT-Small.
-    """
-    like = run_of_recipe(ROWS["gpt-small"][0])
-    model = dataclasses.replace(like.model, context=1024, final_norm="layer")
-    tokens = 10e9
-    return dataclasses.replace(
-        like,
-        model=model,
-        data=dataclasses.replace(like.data, tokens=tokens),
-        steps=round(tokens / (BATCH * model.context)),
-    )
-
-
 PRESETS: dict[str, tuple[str, RunConfig]] = {
     "gpt-tiny": ("a 4-layer GPT, minutes on a laptop (the default)", GPT_TINY),
     "gpt-micro": ("a 2-layer GPT in seconds, to see that all works", MICRO),
@@ -275,7 +259,6 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
             optimizer=LLAMA_TINY.optimizer,
         ),
     ),
-    "gpt2-small": ("124 M, 10 B tokens: nanoGPT's GPT-2; never run", gpt2_small()),
     **{name: (recipe.line, run_of_recipe(recipe)) for name, recipe in named()},
 }
 """Name to (one line of help, configuration)."""
