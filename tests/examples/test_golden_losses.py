@@ -1,0 +1,36 @@
+"""Losses of version 0.2 for its options, which stay what they were."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from examples.trainer.settings.presets import PRESETS, SWEPT
+from examples.trainer.training import optimizers, sharding
+from examples.trainer.training.program import make_program
+
+GOLDEN = {
+    ("gpt-tiny", "muonplus"): (5.30423, 4.719066, 4.165732, 3.644558, 3.414531, 2.885997),
+    ("gpt-tiny", "normuon"): (5.30423, 4.712962, 4.171413, 3.64511, 3.413366, 2.88247),
+    ("llama-tiny", "muonplus"): (5.627721, 5.006454, 4.574957, 4.13533, 3.889517, 3.463),
+    ("llama-tiny", "normuon"): (5.627721, 5.033969, 4.590876, 4.157769, 3.921178, 3.474827),
+}
+
+
+@pytest.mark.parametrize(("preset", "name"), GOLDEN)
+def test_losses_are_those_of_version_0_2(preset, name):
+    config = PRESETS[preset][1]
+    schedule = config.optimizer.schedule
+    rule = dataclasses.replace(SWEPT, name=name, learning_rate=0.02, schedule=schedule)
+    model = dataclasses.replace(config.model, n_layer=2, d_model=32, context=16)
+    mesh = sharding.make_mesh("", jax.devices()[:1])
+    program = make_program(model, rule, 6, 2, 300, mesh)
+    state, rng, losses = program.init(3), np.random.default_rng(0), []
+    for _ in range(6):
+        ids = np.minimum(rng.integers(0, 300, (4, 17)).astype(np.int32), 40)
+        rates = optimizers.rates(rule)
+        state, measured = program.train_step(state, rates, ids[:, :-1], ids[:, 1:])
+        losses.append(float(measured.loss))
+    # Sums of 24-bit numbers in another order.
+    np.testing.assert_allclose(losses, GOLDEN[preset, name], rtol=2e-6)
