@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import tyro
 
-from examples.trainer.data.prepare import prepare
-from examples.trainer.data.tokenize_files import Preparation, prepare_files
+from examples.trainer.data.prepare import Preparation, prepare, prepare_parts
 from examples.trainer.settings import validation
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import RunConfig
@@ -34,7 +33,7 @@ def prepare_many(argv: Sequence[str]) -> None:
     """Tokenizes files, after their settings were checked."""
     asked = tyro.cli(Preparation, args=argv[1:], prog=f"{PROGRAM} prepare")
     validation.check(asked)
-    prepare_files(asked, print)
+    prepare_parts(asked, print)
 
 
 def prepare_one(argv: Sequence[str]) -> None:

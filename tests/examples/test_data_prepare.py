@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from examples import data
-from examples.trainer.data import token_folder, tokenize_files, tokenizer
+from examples.trainer.data import prepare as preparation
+from examples.trainer.data import token_folder, tokenizer
 from examples.trainer.data.corpus import split_by
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
@@ -73,9 +74,9 @@ def test_a_part_that_was_stopped_is_not_read_as_whole(files, monkeypatch):
     (part / "index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match=r"parts/1-\S+ is not complete: prepare it to its end"):
         opened(files)
-    monkeypatch.setattr(tokenize_files, "tokenize", interrupted)
+    monkeypatch.setattr(preparation, "tokenize", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tokenize_files.prepare_files(asked(files), quiet)
+        preparation.prepare_parts(asked(files), quiet)
     with pytest.raises(UserError, match=r"no parts\.json"):
         opened(files)
     monkeypatch.undo()
@@ -85,7 +86,7 @@ def test_a_part_that_was_stopped_is_not_read_as_whole(files, monkeypatch):
 def asked(files, val_fraction=0.2):
     words = str(files.parent / "tokenizer.json")
     out = files.parent / "out"
-    return tokenize_files.Preparation(out, (str(files),), words, val_fraction=val_fraction)
+    return preparation.Preparation(out, (str(files),), words, val_fraction=val_fraction)
 
 
 def interrupted(*given):
@@ -150,7 +151,7 @@ def test_a_file_is_not_held_in_memory(files, monkeypatch):
     monkeypatch.setattr(token_folder.Writer, "flush", count)
     monkeypatch.setattr(token_folder, "SHARD_TOKENS", 500)
     for path in files.iterdir():
-        tokenize_files.tokenize(asked(files, 0.3), tokenize_files.part_of(path), path)
+        preparation.tokenize(asked(files, 0.3), preparation.part_of(path), path)
     assert len(waiting) > 6 and max(waiting) < 700
 
 
