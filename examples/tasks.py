@@ -14,7 +14,7 @@ import tyro
 
 from examples.trainer.inference import trained
 from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.system import optional_packages
+from examples.trainer.system.errors import load_package
 from examples.trainer.system.exit_status import command
 from examples.trainer.system.files import write_atomically
 
@@ -37,7 +37,7 @@ def evaluate(
       limit: number of questions of each task; all by default.
       batch_size: number of answers at a time.
     """
-    optional_packages.load("lm_eval", "a task", "eval")
+    load_package("lm_eval", "a task", "eval")
     from examples.trainer.inference import lm_eval_model  # imports lm_eval
 
     manager = lm_eval_model.find(tasks, str(include) if include else None)

@@ -74,7 +74,6 @@ def test_the_stream_becomes_shards(config, monkeypatch, tmp_path):
     assert "20,000 training tokens, from 0" in said[0] and "tokens" in said[-1]
     monkeypatch.setattr(fineweb, "open_stream", refuse)
     assert prepare(config, quiet).key == found.key
-    assert prepare(config, quiet, stream=False).key == found.key
 
 
 def test_an_interrupted_stream_goes_on(config, monkeypatch, tmp_path):
@@ -113,11 +112,6 @@ def test_a_stream_that_ends_early_is_taken_whole(config):
     said = []
     prepare(dataclasses.replace(config, tokens=1e9), said.append)
     assert any("FineWeb ends after" in line for line in said)
-
-
-def test_a_run_that_may_not_stream_says_what_to_do(config):
-    with pytest.raises(UserError, match=r"has not all tokens .* examples.data --source fineweb"):
-        prepare(config, quiet, stream=False)
 
 
 def test_the_package_is_asked_for_the_sample(monkeypatch, capsys):

@@ -12,26 +12,18 @@ from examples.trainer.data import token_folder, tokenizer
 from examples.trainer.data.corpus import split_by
 from examples.trainer.data.token_folder import Dataset, Writer
 from examples.trainer.settings.data import DataConfig
-from examples.trainer.system import optional_packages
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.errors import DamagedFileError, UserError, load_package
 
 # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
 SOURCE = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
 TOKENIZER = "gpt2"
 
 
-def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
+def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     """The first `config.tokens` tokens, from the cache if it has them."""
     folder = token_folder.cache_folder() / f"fineweb-{cache_key(config)}"
     try:
         if not token_folder.is_complete(folder):
-            if not stream:
-                raise UserError(
-                    f"{folder} has not all tokens of FineWeb yet. A resume does not ask the hub for"
-                    " what a file names, and of several processes all would wait while one makes"
-                    " them. Make them before, by python -m examples.data --source fineweb with the"
-                    " same flags, or give --tokenize."
-                )
             with token_folder.writing_alone(folder, say):
                 if not token_folder.is_complete(folder):
                     fill(folder, config, say)
@@ -71,7 +63,7 @@ def fill(folder: Path, config: DataConfig, say: Callable[[str], None]) -> None:
 
 def open_stream() -> Any:
     """A stream of all rows; nothing is read yet."""
-    datasets = optional_packages.load("datasets", "--data.source fineweb", "fineweb")
+    datasets = load_package("datasets", "--data.source fineweb", "fineweb")
     name, part, split = SOURCE
     try:
         return datasets.load_dataset(name, name=part, split=split, streaming=True)

@@ -26,12 +26,9 @@ from examples.trainer.system.errors import DamagedFileError, UserError
 from examples.trainer.system.files import write_atomically
 
 
-def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True) -> Dataset:
-    """The tokens of the configured text, from the cache if they are complete there.
-
-    Without `stream`, FineWeb that is not in the cache is an error.
-    """
-    found = open_text(config, say, stream)
+def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
+    """The tokens of the configured text, from the cache if they are complete there."""
+    found = open_text(config, say)
     if config.end_token and (has := tokenizer.end_of(found.tokenizer)[0]) != config.end_token:
         raise UserError(
             f"--data.end-token {config.end_token}: the tokens of this text were made with {has}:"
@@ -40,7 +37,7 @@ def prepare(config: DataConfig, say: Callable[[str], None], stream: bool = True)
     return found
 
 
-def open_text(config: DataConfig, say: Callable[[str], None], stream: bool) -> Dataset:
+def open_text(config: DataConfig, say: Callable[[str], None]) -> Dataset:
     """The same, before its token between documents is compared with the one that was asked for."""
     if config.source in ("files", "documentation"):
         return prepare_files(config, say)
@@ -50,7 +47,7 @@ def open_text(config: DataConfig, say: Callable[[str], None], stream: bool) -> D
     if config.source == "prepared" and len(config.paths) == 1:
         return token_folder.open_parts(Path(config.paths[0]))
     if config.source == "fineweb" and not config.paths:
-        return fineweb.prepare(config, say, stream)
+        return fineweb.prepare(config, say)
     wanted = "no" if config.source == "fineweb" else "the one folder as"
     raise UserError(f"--data.source {config.source}: give {wanted} --data.paths.")
 

@@ -19,8 +19,8 @@ from examples.trainer.data.tokenizer import begin_with, end_of
 from examples.trainer.models.sampling import DEFAULT
 from examples.trainer.models.state_dict import to_state_dict
 from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
-from examples.trainer.system import files, optional_packages
-from examples.trainer.system.errors import UserError
+from examples.trainer.system import files
+from examples.trainer.system.errors import UserError, load_package
 
 DType = Literal["float32", "bfloat16"]
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
@@ -36,7 +36,7 @@ def write_folder(
     """
     word, end = end_of(tokenizer)
     values = configuration(config, tokenizer.get_vocab_size(), dtype, end)
-    numpy = optional_packages.load("safetensors.numpy", "an export", "hf")
+    numpy = load_package("safetensors.numpy", "an export", "hf")
     if folder.exists():
         raise UserError(f"{folder} exists: give the name of a new folder.")
     above = folder.absolute().parent

@@ -94,7 +94,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     validation.check(asked.machine)
     list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    setup = make_setup(config, prepare(text, console.print, True), mesh)
+    setup = make_setup(config, prepare(text, console.print), mesh)
     words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
     end_of(words)
     ids_of(words, [config.prompt])

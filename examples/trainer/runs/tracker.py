@@ -9,13 +9,13 @@ from typing import Any
 
 from examples.trainer.settings.machines import TrackerName
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import optional_packages
+from examples.trainer.system.errors import load_package
 
 PACKAGES: dict[TrackerName, str] = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
 def package_of(name: TrackerName) -> Any:
-    return optional_packages.load(PACKAGES[name], f"--tracker {name}", name)
+    return load_package(PACKAGES[name], f"--tracker {name}", name)
 
 
 class Tracker:

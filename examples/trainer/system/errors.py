@@ -1,4 +1,7 @@
-"""Exceptions whose message is written for the person at the terminal."""
+"""Exceptions whose message is written for the person at the terminal, and packages that lack."""
+
+import importlib
+from types import ModuleType
 
 
 class UserError(Exception):
@@ -21,3 +24,14 @@ class Diverged(UserError):
 
 class DamagedFileError(UserError):
     """A file does not hold what was written to it."""
+
+
+def load_package(module: str, use: str, file: str) -> ModuleType:
+    """Imports a module that `use` needs; if it is missing, says what installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"{use} needs the package {module.split('.')[0]} ({error}): "
+            f"pip install -r requirements/{file}.txt."
+        ) from None
