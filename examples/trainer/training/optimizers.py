@@ -1,5 +1,6 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -103,14 +104,15 @@ def check_taken(
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
-    """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto.
-
-    The exact polar factor needs float32.
-    """
+    """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
     if config.compute_dtype != "auto":
         return config
-    half = platform != "cpu" and config.polar != "svd"
-    return dataclasses.replace(config, compute_dtype="bfloat16" if half else "float32")
+    half = dataclasses.replace(config, compute_dtype="bfloat16")
+    if platform != "cpu":
+        with contextlib.suppress(UserError):  # of a polar step that needs float32
+            check(half)
+            return half
+    return dataclasses.replace(config, compute_dtype="float32")
 
 
 def build(
