@@ -68,17 +68,6 @@ def test_a_changed_configuration_is_refused_by_all(copy, text, capsys):
         assert "model.n_head was 2, and is 1" in said(capsys, *command)
 
 
-# What config.json may not decide
-
-
-def changed(copy, part, **changes):
-    """Changes settings in config.json, as who has made the folder can."""
-    path = copy / "config.json"
-    content = json.loads(path.read_text())
-    (content["config"][part] if part else content["config"]).update(changes)
-    path.write_text(json.dumps(content))
-
-
 # Links, pipes and devices
 
 
