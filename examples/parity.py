@@ -180,16 +180,15 @@ def compare(parity: Parity, arrays: dict[str, np.ndarray], model: Model) -> Iter
         forward = make_forward(model.config, model.words, one_device())
         tokens = arrays["inputs"][0, 0].astype(np.int32)
         logits, _ = jax.jit(forward)(model.params, tokens, None, 0)
-        error = np.abs(np.asarray(logits) - model.logits).max()
-        yield Difference(model.family, "logits", or_infinite(error), "", parity.tolerance[0])
+        error = np.nan_to_num(np.abs(np.asarray(logits) - model.logits).max(), nan=np.inf)
+        yield Difference(model.family, "logits", float(error), "", parity.tolerance[0])
         for norm, losses in model.losses.items():
             own = repeated(arrays, model, dataclasses.replace(rule, norm=norm))
             with np.errstate(divide="ignore"):  # a recorded loss of zero
-                errors = [or_infinite(x) for x in np.abs(own - losses) / np.abs(losses)]
-            step = int(np.argmax(errors))
-            yield Difference(
-                model.family, f"losses, {norm}", errors[step], str(step), parity.tolerance[-1]
-            )
+                errors = np.nan_to_num(np.abs(own - losses) / np.abs(losses), nan=np.inf)
+            step = int(errors.argmax())
+            worst, allowed = float(errors[step]), parity.tolerance[-1]
+            yield Difference(model.family, f"losses, {norm}", worst, str(step), allowed)
 
 
 def repeated(arrays: dict[str, np.ndarray], model: Model, optimizer: OptimizerConfig) -> np.ndarray:
@@ -210,11 +209,6 @@ def repeated(arrays: dict[str, np.ndarray], model: Model, optimizer: OptimizerCo
 def one_device() -> jax.sharding.Mesh:
     """The mesh of the first device."""
     return sharding.make_mesh("", jax.devices()[:1])
-
-
-def or_infinite(x: float) -> float:
-    """A number; infinity in the place of what is none."""
-    return float(np.where(np.isnan(x), np.inf, x))
 
 
 def run(parity: Parity) -> int:

@@ -98,7 +98,7 @@ NORM = "llama/init/model.norm.weight"
         ({"llama/losses/cols": np.ones(40)}, "the norms of llama/losses/NORM are of none, col, r"),
         ({"llama/losses/row": np.ones(39)}, r"losses/row has the shape \(39,\) and not \(40"),
         ({NORM: np.full(16, np.nan)}, "norm.weight has other values than finite numbers"),
-        ({NORM: None}, "model.norm.weight is missing"),
+        ({NORM: None}, "missing in a llama of 2 layers: model.norm.weight"),
     ],
 )
 def test_bad_files_get_a_sentence(change, words, file_of, capsys):
