@@ -66,7 +66,7 @@ def take_over(
 
     Returns:
       The new state, with the structure, dtypes and shardings of ``new_state``, and a
-      :class:`TakenOver` to print. Arrays that need no conversion are those of ``old_state``: do not
+      ``TakenOver`` to print. Arrays that need no conversion are those of ``old_state``: do not
       use it any more if the new one is donated.
 
     Raises:

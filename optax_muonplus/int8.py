@@ -25,12 +25,12 @@ _LARGEST = 127
 
 
 class Int8MomentumState(NamedTuple):
-    """State of :func:`momentum` with ``mu_dtype="int8"``; :func:`find_momentum` reads it.
+    """State of a momentum with ``mu_dtype="int8"``; :func:`find_momentum` reads it.
 
     Attributes:
       codes: integers from -127 to 127 for each parameter, of its shape.
       scales: for each block of codes the float32 that multiplies them: of the parameter's shape,
-        with one axis divided by the length of a block, see :func:`momentum`.
+        with one axis divided by the length of a block, see :func:`optax_muonplus.momentum`.
       count: as in :class:`MomentumState`.
     """
 
@@ -143,7 +143,7 @@ def find_momentum(state: Any, as_stored: bool = False) -> Any:
     """Finds the momentum in an optimizer's state, at any depth.
 
     Args:
-      state: of ``optax_muonplus.muonplus`` or any chain with :func:`momentum` in it.
+      state: of ``optax_muonplus.muonplus`` or any chain with :func:`optax_muonplus.momentum` in it.
       as_stored: whether a momentum in eight bits is returned as :class:`Int8MomentumState`, and
         not as numbers in float32.
 

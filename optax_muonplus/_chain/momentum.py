@@ -25,7 +25,7 @@ Buffer = tuple[jax.Array, ...]
 
 
 class MomentumState(NamedTuple):
-    """State of :func:`momentum`.
+    """State of :func:`optax_muonplus.momentum`.
 
     Attributes:
       mu: one buffer for each parameter, of its shape.
@@ -100,7 +100,7 @@ class LookAhead:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Momentum:
-    """The momentum as a part of a chain; the attributes are the arguments of :func:`momentum`."""
+    """A part of a chain; its attributes are the arguments of :func:`optax_muonplus.momentum`."""
 
     beta: ArrayLike = 0.95
     nesterov: bool = True
@@ -108,7 +108,7 @@ class Momentum:
     mu_dtype: DTypeLike | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError as :func:`momentum`."""
+        """Raises ValueError as :func:`optax_muonplus.momentum`."""
         check_number("beta", self.beta, DECAY)
         check_flag("nesterov", self.nesterov)
         check_flag("bias_correction", self.bias_correction)

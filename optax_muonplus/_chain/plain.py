@@ -22,8 +22,8 @@ def plainly(
     """Applies functions to the matrices of leaves, one leaf after the other: the reference.
 
     It copies every matrix that is stored as (in, out), and leaves a mesh to the compiler. Its
-    numbers are those of every other ``run`` of :func:`matrix_chain`, to the rounding of sums in
-    another order.
+    numbers are those of every other ``run`` of :func:`optax_muonplus.matrix_chain`, to the rounding
+    of sums in another order.
 
     Args:
       program: functions of matrices ``(batch, out, in)``, the first one first.

@@ -68,7 +68,7 @@ def for_steps(
         not among its ``static_args``.)
 
     Returns:
-      The :class:`Coefficients` of the run.
+      The coefficients of the run.
 
     Raises:
       ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your

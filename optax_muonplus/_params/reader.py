@@ -92,7 +92,7 @@ def muon_dimension_numbers(
       params: parameters or updates; only paths, shapes and classes of modules are read.
       rules: ``(pattern, dimension numbers or None)``, or with a third item, the number of axes that
         the rule is for. Patterns are regular expressions, searched in paths such as
-        ``blocks/0/attn/query/kernel``. :mod:`optax_muonplus.rules` has lists of rules to pass.
+        ``blocks/0/attn/query/kernel``. ``optax_muonplus.rules`` has lists of rules to pass.
       layer_axes: patterns of the paths of stacked parameters, and the axis (or axes) along which
         they are stacked: ``{"layers": 0}`` under ``nn.scan``, 1 in MaxText. The first that matches
         holds, and rules see the shapes without these axes.

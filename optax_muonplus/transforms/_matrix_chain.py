@@ -37,8 +37,9 @@ def matrix_chain(
           is made of, such as ``omp.polar.Orthogonalize()``;
         - a function on arrays ``(batch, out, in)``;
         - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
-          for a link with a state of its own, see
-          :class:`optax_muonplus.transforms.Link` and :func:`optax_muonplus.transforms.map_blocks`;
+          for a link with a state of its own. ``leaves`` are records of the matrices,
+          :class:`optax_muonplus.transforms.LeafInfo`, in the order of ``jax.tree.leaves``.
+          :func:`optax_muonplus.transforms.map_blocks` applies a function to each of them;
         - any transformation of Optax that needs to know nothing of matrices, such as
           ``optax.trace`` or ``optax.scale_by_learning_rate``.
       where: which parameters are matrices and where they lie, for all links; None means that of

@@ -34,19 +34,19 @@ def optimizer(
       rule: a chain of links, such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or
         one link, such as ``omp.contrib.NorMuon()`` or an object of your own with ``init(params,
         leaves)`` and ``update(updates, state, params, leaves)``, see
-        :class:`optax_muonplus.transforms.Link`.
+        :func:`optax_muonplus.matrix_chain`.
       learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
         such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
       weight_decay: number or schedule, of the matrices only.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
         for the matrices.
       cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
-        anyway, see :func:`optax_muonplus.transforms.cautious_decay`.
+        anyway (arXiv:2510.12402).
       others: any transformation of Optax for the other parameters, such as ``optax.lion(1e-4)``;
         None means NAdamW at ``learning_rate``, without decay.
       where: which parameters are matrices, and where they lie; None means that of the rule, or the
         default rules.
-      **fields: as in :func:`matrix_chain`.
+      **fields: as in :func:`optax_muonplus.matrix_chain`.
 
     Returns:
       A transformation for the whole tree of parameters. Its state is that of ``optax.partition``
@@ -54,9 +54,9 @@ def optimizer(
 
     Raises:
       TypeError: for what is no link.
-      ValueError: for links in an order that :func:`matrix_chain` refuses, a whole optimizer in the
-        place of a rule, a rate or a decay beside a rule with a rate of its own, and numbers out of
-        range.
+      ValueError: for links in an order that :func:`optax_muonplus.matrix_chain` refuses, a whole
+        optimizer in the place of a rule, a rate or a decay beside a rule with a rate of its own,
+        and numbers out of range.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp

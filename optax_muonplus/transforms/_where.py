@@ -133,6 +133,6 @@ def partition_labels(
       **fields: those of :class:`Matrices`, which are refused: no link could have the same object.
 
     Raises:
-      ValueError: as :meth:`Matrices.labels`.
+      ValueError: as ``Matrices.labels``.
     """
     return (where_of(where, fields) or Matrices()).labels(params)
