@@ -2,7 +2,7 @@
 
 Optax's Muon is ``optax_muon`` in MaxText's module of optimizers, and ``muon`` in older versions.
 MaxText passes its own dimension numbers and one learning rate for all; give what only Muon+ has by
-``functools.partial(omp.muonplus, norm="row_col")``. With ``muon_consistent_rms=0.2`` the one rate
+``functools.partial(omp.muonplus, norm="col_row")``. With ``muon_consistent_rms=0.2`` the one rate
 is an AdamW's. Here a tiny LLaMA with scanned layers learns one batch by heart, in MaxText's loop.
 
 Install: ``pip install "maxtext[tpu]"``, on CPUs too (tried: 0.2.5, Flax 0.12.12, optax 0.2.8, jax
