@@ -20,7 +20,7 @@ _INNER = (
     r"(?i)((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate|up|down)"
     r"(_?(proj(ection)?|layer|linear|dense|lin|attn))?|c_attn|in_proj_weight)"
 )
-WIDEST = 11  # AlexNet's window is the widest one with a long side; what is longer may be layers
+_WIDEST = 11  # AlexNet's window is the widest one with a long side; what is longer may be layers
 _FEW = 4  # a depthwise kernel is so wide, so that as many inputs may be the width of one
 
 
@@ -68,10 +68,10 @@ def is_one_kernel(module: Neighbours, path: str) -> bool:
     """
     *window, inputs, _ = module[path]
     if len(window) == 1:
-        fits = window[0] <= max(inputs, WIDEST) and not 1 < inputs <= _FEW
+        fits = window[0] <= max(inputs, _WIDEST) and not 1 < inputs <= _FEW
     else:
         sides = {side for side in window if side > 1}
-        fits = len(sides) == 1 and (1 not in window or max(sides) <= WIDEST)
+        fits = len(sides) == 1 and (1 not in window or max(sides) <= _WIDEST)
     return fits and not _is_grouped(module, path)
 
 

@@ -100,64 +100,35 @@ class Stack(NamedTuple):
     members: Sequence[LeafInfo]
 
 
-def is_container(path: Path, depth: int) -> bool:
-    """Whether ``path[depth]`` looks like a container of stacked layers.
-
-    A container with numbered children is a list, not a stack.
-    """
-    return _CONTAINER.search(path[depth]) is not None and not path[depth + 1].isdigit()
-
-
 def infer_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
-    """Finds containers whose leaves of two axes seem to be vectors of stacked layers.
+    """Finds containers, by their names, whose leaves of two axes seem to be vectors of layers.
 
     All leaves of two axes and more below such a container have one size on one axis, which batches
-    the kernels among them and is shorter than their widest side. Elsewhere than in a container by
-    its name, it is the first and shortest axis of every leaf.
+    the kernels among them and is shorter than their widest side. A container with numbered
+    children is a list, not a stack.
     """
-    kernels = [x for x in leaves if len(x.shape) > 2 and not x.stack and {0, 1} & {*x.batch_axes}]
-    nodes = {x.path[:n] for x in kernels for n in range(len(x.path))}
+    below: dict[Path, list[LeafInfo]] = collections.defaultdict(list)
+    for leaf in leaves:
+        for n in range(1, len(leaf.path)):
+            is_container = _CONTAINER.search(leaf.path[n - 1]) and not leaf.path[n].isdigit()
+            if is_container and len(leaf.shape) > 1 and not leaf.stack:
+                below[leaf.path[:n]].append(leaf)
     stacks: list[Stack] = []
-    for node in sorted(nodes, key=len):
-        if not any(node[: len(stack.node)] == stack.node for stack in stacks):
-            below = [x for x in leaves if x.path[: len(node)] == node != x.path]
-            stacks += filter(None, [_stack_below(node, below)])
+    for node, members in sorted(below.items(), key=lambda item: len(item[0])):
+        is_inside = any(node[: len(stack.node)] == stack.node for stack in stacks)
+        axis = next((axis for axis in (0, 1) if _is_stack(axis, members)), None)
+        if axis is not None and not is_inside:
+            stacks.append(Stack(node, axis, members[0].shape[axis], members))
     return stacks
 
 
-def _stack_below(node: Path, below: Sequence[LeafInfo]) -> Stack | None:
-    """Finds the stack of all leaves below a node, or of those that it holds itself."""
-    arrays = [x for x in below if len(x.shape) > 1 and not x.stack]
-    named = bool(node) and all(is_container(x.path, len(node) - 1) for x in below)
-    for axis in (0, 1) if named else (0,):
-        stack = _stack(axis, arrays)
-        if stack and (named or (node and _is_short(stack, below))):
-            return stack
-    held = [x for x in arrays if x.path[:-1] == node]
-    first = {x.shape[0] for x in held if len(x.shape) > 2}
-    held = [x for x in held if x.shape[0] in first]
-    stack = _stack(0, held)
-    return stack if stack and _is_short(stack, held) else None
-
-
-def _stack(axis: int, members: Sequence[LeafInfo]) -> Stack | None:
-    """Makes a stack of members with one size on ``axis``, if both kernels and vectors are there."""
+def _is_stack(axis: int, members: Sequence[LeafInfo]) -> bool:
+    """Whether members have one size on ``axis``, and both kernels and vectors are among them."""
     # A leaf that AdamW gets, as a bias of heads, may have other axes.
     kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
-    sizes = {x.shape[axis] for x in members}
     batched = all(
         axis in x.batch_axes and x.shape[axis] < max(x.shape[:axis] + x.shape[axis + 1 :])
         for x in kernels
     )
     has_vectors = any(len(x.shape) == 2 for x in members)
-    if len(sizes) != 1 or not kernels or not has_vectors or not batched:
-        return None
-    paths = [x.path[:-1] for x in members]
-    same = [len(set(names)) == 1 for names in zip(*paths, strict=False)]
-    return Stack(paths[0][: (*same, False).index(False)], axis, sizes.pop(), members)
-
-
-def _is_short(stack: Stack, below: Sequence[LeafInfo]) -> bool:
-    """Whether the axis is the first and shortest of all leaves, vectors too."""
-    shapes = [x.shape for x in below]
-    return all(x[:1] == (stack.size,) and min(x[1:], default=1 << 62) > stack.size for x in shapes)
+    return len({x.shape[axis] for x in members}) == 1 and bool(kernels) and has_vectors and batched

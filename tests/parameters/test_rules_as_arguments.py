@@ -1,7 +1,6 @@
 """``rules=`` and ``layer_axes=`` of optimizers, links, ``describe`` and labels."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -144,27 +143,6 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     assert "8x36x1" in table and "6x5x4" in table and "by default: in, out" in table
 
 
-def test_a_suggestion_for_several_axes_is_read_off_the_bias():
-    """As flax.linen.DenseGeneral has them; a layer or an expert may have a bias each."""
-    layers = {
-        "a": ((16, 3, 4, 2), (3, 4, 2)),
-        "b": ((4, 2, 16), (16,)),
-        "c": ((16, 2, 24), (2, 24)),
-        "d": ((24, 24, 24), (24, 24)),
-        "e": ((3, 5, 7), (3, 5, 7)),
-    }
-    params = {x: {"kernel": jnp.ones(k), "bias": jnp.ones(b)} for x, (k, b) in layers.items()}
-    with pytest.raises(ValueError, match=r"is a guess, and wrong for a layer with several") as e:
-        omp.muonplus(0.1).init(params)
-    found = dict(re.findall(r"'(.)/kernel', omp.MuonDimensionNumbers\((.*)\)\),", str(e.value)))
-    guess = "-2, -1"
-    read = {"a": "0, (1, 2, 3)", "b": "(0, 1), 2", "c": "0, (1, 2)"}
-    assert found == {**read, "d": guess, "e": guess}
-    with pytest.raises(ValueError, match="No rule says") as e:
-        omp.muonplus(0.1).init({"b": params["b"]})
-    assert "a guess" not in str(e.value)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -211,16 +189,6 @@ def test_a_suggested_pattern_does_not_find_what_is_known():
     lines = [line.strip().rstrip(",") for line in str(caught.value).splitlines() if "('" in line]
     table = omp.describe(tree, rules=[eval(line, {"omp": omp}) for line in lines])
     assert table.count("your rule") == 2
-
-
-def test_stacks_are_asked_for_only_where_none_was_named():
-    tree = nested_shapes(layers__moe__w=(2, 3, 4, 5), layers__conv__w=(2, 3, 3, 4, 5))
-    with pytest.raises(ValueError, match=r"If layers are stacked .*layer_axes=\{'layers': 0\}"):
-        omp.muonplus(0.1).init(tree)
-    with pytest.raises(ValueError) as caught:
-        omp.muonplus(0.1, layer_axes={"layers": 0}).init(tree)
-    assert "layer_axes" not in str(caught.value)
-    assert "('conv/w', omp.MuonDimensionNumbers((0, 1, 2), 3))" in str(caught.value)
 
 
 KEYSTR = {
