@@ -99,7 +99,6 @@ def _defaults() -> dict[str, Any]:
 
 
 def _part(part: type[T], settings: Mapping[str, Any]) -> T:
-    """Makes a part of the chain of those settings that are its fields."""
     names = [field.name for field in dataclasses.fields(part)]  # ty: ignore[invalid-argument-type]
     return part(**{name: settings[name] for name in names if name in settings})
 
@@ -107,7 +106,6 @@ def _part(part: type[T], settings: Mapping[str, Any]) -> T:
 def _table(
     tree: ResolvedTree, shardings: Sequence[LeafSharding | None], scale: ScaleByShape
 ) -> list[str]:
-    """Returns the lines of the table; shardings are shown if there are any."""
     on_mesh = any(shardings)
     rows: dict[tuple[str, ...], list[str]] = {}
     for leaf, sharding in zip(tree.leaves, shardings, strict=True):
@@ -142,7 +140,6 @@ def _spec(sharding: LeafSharding | None) -> str:
 
 
 def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> Iterator[str]:
-    """Yields the three cells for the matrices of a leaf."""
     blocks = [] if leaf.layout is None else leaf.layout.block_shapes()
     yield " + ".join(f"{m}x{n}x{batch}" for batch, m, n in blocks)
     yield " + ".join(f"{scale.factor(m, n):.4g}" for _, m, n in blocks)
@@ -150,7 +147,6 @@ def _sizes_and_factors(leaf: LeafInfo, scale: ScaleByShape) -> Iterator[str]:
 
 
 def _totals(tree: ResolvedTree) -> str:
-    """Returns a line with the numbers of parameters, matrices and elements."""
     matrices = sum(batch for leaf in tree.matrices for batch, _, _ in leaf.matrix.block_shapes())
     parts = []
     for group, more in ((MUON, f" {matrices} matrices,"), (ADAM, "")):
@@ -161,10 +157,9 @@ def _totals(tree: ResolvedTree) -> str:
 
 
 def _bytes_of_state(tree: ResolvedTree, settings: Mapping[str, Any]) -> str:
-    """Returns a line with the bytes of the state of each group; counts are left out."""
     others = settings["others"] or optax.scale_by_adam()
     sizes = dict.fromkeys((MUON, ADAM), 0)
-    for leaf in filter(lambda leaf: leaf.known, tree.leaves):
+    for leaf in (leaf for leaf in tree.leaves if leaf.known):
         rule = others if leaf.layout is None else Momentum(mu_dtype=settings["mu_dtype"])
         state = jax.eval_shape(rule.init, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         sizes[leaf.label] += sum(
@@ -174,7 +169,6 @@ def _bytes_of_state(tree: ResolvedTree, settings: Mapping[str, Any]) -> str:
 
 
 def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterator[str]:
-    """Yields a line about the devices that work on the matrices, if there are several."""
     members = [
         ShardedLeaf.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
         for leaf in tree.matrices
@@ -196,25 +190,21 @@ def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterat
 
 def _on_auto_axes(matrices: Sequence[LeafInfo]) -> Iterator[str]:
     """Yields a line where an optimizer under ``jax.jit`` could not know the shardings shown."""
+    meshes = ((x.name, x.sharding.mesh) for x in matrices if x.sharding is not None)
     on_auto = [
-        leaf
-        for leaf in matrices
-        if leaf.sharding is not None
-        and any(
-            leaf.sharding.mesh.shape[axis] > 1
-            for axis in axes_of_type(leaf.sharding.mesh, AxisType.Auto)
-        )
+        (name, None)
+        for name, mesh in meshes
+        if any(mesh.shape[axis] > 1 for axis in axes_of_type(mesh, AxisType.Auto))
     ]
     if on_auto:
         yield (
-            f"on Auto mesh axes without sharding=: {listed((x.name, None) for x in on_auto)}. Under"
-            " jax.jit an array does not say where it lies, and XLA gathers matrices in each"
-            " iteration. Pass sharding= to the optimizer: their shardings, or a function to them."
+            f"on Auto mesh axes without sharding=: {listed(on_auto)}. Under jax.jit an array does"
+            " not say where it lies, and XLA gathers matrices in each iteration. Pass sharding= to"
+            " the optimizer: their shardings, or a function to them."
         )
 
 
 def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """Yields a line about all matrices that may be heads."""
     times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
     # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
     alone = [
@@ -225,41 +215,26 @@ def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
         and len(leaf.layout.block_shapes()) == 1
         and times[without_numbers(leaf.name), leaf.shape] == 1
     ]
-    if found := _like_heads(leaves, alone):
-        why = "; ".join(
-            f"{_shown(matrices)} has as many outputs as {table} has rows"
-            for table, matrices in found.items()
-        )
-        rules = rules_for_adamw(leaves, [leaf for matrices in found.values() for leaf in matrices])
-        yield f"a head? {why}. If it gives logits, send it to AdamW by rules={rules}."
+    rows = {
+        x.shape[0]
+        for x in leaves
+        if x.rule.startswith("embedding") and len({*x.shape}) == len(x.shape) == 2
+        if not _NO_TOKENS.search(x.name)
+    }
+    if heads := [leaf for leaf in alone if _outputs(leaf) in rows]:
+        why = "has as many outputs as an embedding has rows"
     elif heads := _last_layers(leaves, alone):
-        yield (
-            f"a head? {_shown(heads)}: no other layer takes its outputs. If it gives logits or"
-            f" predictions, send it to AdamW by rules={rules_for_adamw(leaves, heads)}."
-        )
-
-
-def _shown(leaves: Sequence[LeafInfo]) -> str:
-    return listed((leaf.name, leaf.shape) for leaf in leaves)
+        why = "has outputs that no other layer takes"
+    else:
+        return
+    yield (
+        f"a head? {listed((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
+        f" predictions, send it to AdamW by rules={rules_for_adamw(leaves, heads)}."
+    )
 
 
 def _outputs(leaf: LeafInfo) -> int:
     return leaf.matrix.block_shapes()[0][1]
-
-
-def _like_heads(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> dict[str, list[LeafInfo]]:
-    """Finds matrices with as many outputs as an embedding of tokens has rows, by its name."""
-    outputs = collections.defaultdict(list)
-    for leaf in alone:
-        outputs[_outputs(leaf)].append(leaf)
-    found = {}
-    for table in leaves:
-        is_table = table.rule.startswith("embedding") and len(table.shape) == 2
-        if is_table and not _NO_TOKENS.search(table.name):
-            matrices = outputs.pop(table.shape[0], [])
-            if matrices and table.shape[0] != table.shape[1]:
-                found[table.name] = matrices
-    return found
 
 
 def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:

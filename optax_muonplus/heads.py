@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +12,12 @@ from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
 from optax_muonplus._chain.paths import listed
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
-from optax_muonplus._params.given import (
+from optax_muonplus._params.patterns import (
     LayerAxes,
     Rules,
     check_pattern,
-    checked_layer_axes,
-    checked_rules,
+    parse_layer_axes,
+    parse_rules,
 )
 from optax_muonplus._params.reader import RuleReader
 
@@ -87,18 +87,16 @@ def per_head(
     """
     by_name = not isinstance(head_size, Mapping)
     sizes = {"": head_size} if by_name else dict(head_size)
-    for size in sizes.values():
-        is_count = isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1
-        if not is_count and not (by_name and size is None):
-            raise ValueError(
-                "head_size must be a positive integer, the outputs of one head, or a mapping from"
-                f" patterns to such; got {size!r:.60}. As dimension numbers write omp.per_head()."
-            )
+    entries = [size for size in sizes.values() if not (by_name and size is None)]
+    counts = [x for x in entries if isinstance(x, int | np.integer) and x is not True and x >= 1]
+    if not sizes or len(counts) < len(entries):
+        raise ValueError(
+            "head_size must be a positive integer, the outputs of one head, or a mapping from"
+            f" patterns to such; got {head_size!r:.60}. As dimension numbers write omp.per_head()."
+        )
     for pattern in sizes:
-        check_pattern(pattern, "head_size")
-    if not sizes:
-        raise ValueError("head_size={} chooses no parameter. Give a size, or patterns and sizes.")
-    return PerHead(checked_rules(rules), checked_layer_axes(layer_axes), sizes, by_name, output)
+        check_pattern(pattern)
+    return PerHead(parse_rules(rules), parse_layer_axes(layer_axes), sizes, by_name, output)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,7 +112,6 @@ class PerHead(RuleReader):
     sizes: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     by_name: bool = True
     output: bool = False
-    call: ClassVar[str] = "omp.per_head(head_size"
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Reads leaves by the rules, and cuts those that hold heads."""
@@ -184,7 +181,6 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def _cut(leaf: LeafInfo, inputs: bool, size: int | None) -> LeafInfo:
-    """Returns the record of a parameter whose outputs, or inputs, are cut into heads."""
     numbers = _numbers(leaf.matrix, inputs, size)
     layout = MatrixLayout.of(leaf.shape, numbers)
     return leaf._replace(layout=layout, dimension_numbers=numbers, rule=f"{leaf.rule}; per head")

@@ -20,7 +20,7 @@ from optax_muonplus._core.newton_schulz import Preconditioning
 from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
-from optax_muonplus._params.given import LayerAxes, Rules
+from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.sharding import ShardingTree
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._matrix_chain import matrix_chain

@@ -50,7 +50,7 @@ def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = No
     """Makes a rule for matrices that lie as ``reads`` says."""
     groups = _groups(reads.partition(": ")[2])
     axes = [axis for group in groups for axis in group]
-    numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups, reads)))
+    numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups)))
     return PathRule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
 
 
@@ -76,34 +76,18 @@ def _pattern(names: str) -> str:
 
 def _groups(layout: str) -> list[list[str]]:
     """Lists the names between commas: several in parentheses, or one."""
-    items = layout.split(", ")
-    wrong = [item for item in items if not re.fullmatch(r"\w+|\(\w+( \w+)+\)", item)]
-    if wrong:
-        raise ValueError(
-            f"The layout {layout!r} has {wrong[0]!r} where one axis, or several in parentheses, are"
-            " expected, as in 'in, (heads head)'."
-        )
-    return [item.strip("()").split() for item in items]
+    return [item.strip("()").split() for item in layout.split(", ")]
 
 
-def _sides(groups: Sequence[Sequence[str]], reads: str) -> tuple[Shape, Shape]:
+def _sides(groups: Sequence[Sequence[str]]) -> tuple[Shape, Shape]:
     """Finds the axes of the inputs and those of the outputs."""
-    named: dict[str, Shape] = {}
-    others: list[Shape] = []
+    sides: dict[str, Shape] = {}
+    other: Shape = ()
     start = 0
     for group in groups:
         axes = tuple(range(start, start := start + len(group)))
-        sides = [axis for axis in group if axis in ("in", "out")]
-        if len(sides) > 1 or named.keys() & sides:
-            raise ValueError(f"{reads!r} names a side twice, or two of them in one place.")
-        if sides:
-            named[sides[0]] = axes
+        if side := {"in", "out"}.intersection(group):
+            sides[side.pop()] = axes
         elif len(group) > 1 or group[0] in ("heads", "head", "rank"):
-            others.append(axes)
-    if len(named) + bool(others) != 2:
-        raise ValueError(
-            f"{reads!r} does not say which axes are inputs and which are outputs: name them in and"
-            " out. Heads, a rank and parentheses stand for the one side that is not named."
-        )
-    rest = sum(others, ())
-    return named.get("in", rest), named.get("out", rest)
+            other += axes
+    return sides.get("in", other), sides.get("out", other)

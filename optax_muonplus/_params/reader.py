@@ -6,23 +6,23 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree, MatrixLayout, Shape
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
-from optax_muonplus._params.given import (
-    LayerAxes,
-    Rules,
-    check_matches,
-    checked_layer_axes,
-    checked_rules,
-)
 from optax_muonplus._params.language import PathRule
 from optax_muonplus._params.modules import Annotation, read_annotations
 from optax_muonplus._params.neighbours import Neighbours, bias_of
+from optax_muonplus._params.patterns import (
+    LayerAxes,
+    Rules,
+    check_matches,
+    parse_layer_axes,
+    parse_rules,
+)
 from optax_muonplus._params.stacks import check_kernels, infer_stacks, with_stacks
 from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus._params.table import DEFAULT_RULES
@@ -30,16 +30,11 @@ from optax_muonplus._params.table import DEFAULT_RULES
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RuleReader:
-    """Reads a tree by rules; called with one, it returns the dimension numbers of its leaves.
-
-    A subclass may read leaves in another way: everything that takes dimension numbers takes it.
-    """
+    """Reads a tree by rules; called with one, it returns the dimension numbers of its leaves."""
 
     rules: Sequence[PathRule] = ()  # the user's; they come before the default ones
     # The axes along which layers are stacked, by patterns of paths.
     layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
-    # The call that makes such a reader, for messages.
-    call: ClassVar[str] = "omp.muon_dimension_numbers(params"
 
     @property
     def is_default(self) -> bool:
@@ -48,8 +43,12 @@ class RuleReader:
 
     def __call__(self, params: Any) -> Any:
         tree = FlatTree.of(params)
-        if not self.is_default:
-            _refuse_count(tree)
+        if not self.is_default and tree.paths == [()] and not np.shape(tree.arrays[0]):
+            raise ValueError(
+                "Expected parameters, got a number: optax.inject_hyperparams called your function"
+                " with the step count. Add static_args=('muon_weight_dimension_numbers',) to it, or"
+                " pass rules=[...] to the optimizer."
+            )
         leaves = self.read(tree)
         check_known(leaves)
         return tree.unflatten(leaf.dimension_numbers for leaf in leaves)
@@ -104,7 +103,7 @@ def muon_dimension_numbers(
       ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
         rule a leaf of three or more axes: guessing its layout could mix experts or heads.
     """
-    return RuleReader(checked_rules(rules), checked_layer_axes(layer_axes))(params)
+    return RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))(params)
 
 
 def reader_of(
@@ -114,32 +113,23 @@ def reader_of(
 
     Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
     """
-    checked, axes = checked_rules(rules), checked_layer_axes(layer_axes)
-    if dimension_numbers is muon_dimension_numbers:
+    reader = RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))
+    is_partial = isinstance(dimension_numbers, functools.partial) and not dimension_numbers.args
+    if is_partial and dimension_numbers.func is muon_dimension_numbers:
+        dimension_numbers = reader_of(None, **dimension_numbers.keywords)
+        dimension_numbers = dimension_numbers or RuleReader()
+    elif dimension_numbers is muon_dimension_numbers:
         dimension_numbers = RuleReader()
-    elif (
-        isinstance(dimension_numbers, functools.partial)
-        and dimension_numbers.func is muon_dimension_numbers
-        and not dimension_numbers.args
-    ):
-        dimension_numbers = reader_of(None, **dimension_numbers.keywords) or RuleReader()
-    if not checked and not axes:
+    if reader.is_default:
         return dimension_numbers
-    named = " and ".join(["rules"] * bool(checked) + ["layer_axes"] * bool(axes))
-    if isinstance(dimension_numbers, RuleReader) and type(dimension_numbers) is not RuleReader:
-        call = dimension_numbers.call.partition("(")[0]
-        raise ValueError(
-            f"Got {named} next to {call}(...). Give them to {call.rpartition('.')[2]}:"
-            f" {dimension_numbers.call}, rules=[...], layer_axes={{...}})."
-        )
     is_default = isinstance(dimension_numbers, RuleReader) and dimension_numbers.is_default
     if dimension_numbers is not None and not is_default:
         raise ValueError(
-            f"Got {named} next to dimension numbers, which say of every parameter what it is. Leave"
-            " one of them out. Rules come before the default ones, so that they are enough where"
-            " only some parameters differ."
+            "Got rules or layer_axes next to dimension numbers, which say of every parameter what"
+            " it is. Leave one of them out: rules come before the default ones. Functions such as"
+            " omp.per_head take both: omp.per_head(64, rules=[...], layer_axes={...})."
         )
-    return RuleReader(checked, axes)
+    return reader
 
 
 def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
@@ -166,17 +156,6 @@ def check_known(leaves: Sequence[LeafInfo]) -> None:
     if not all(leaf.known for leaf in leaves):
         lines = suggest_rules(leaves)
         raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
-
-
-def _refuse_count(tree: FlatTree) -> None:
-    """Raises ValueError for a number of steps, which no tree of parameters is."""
-    alone = tree.paths == [()] and not np.shape(tree.arrays[0])
-    if alone and np.issubdtype(getattr(tree.arrays[0], "dtype", type(tree.arrays[0])), np.integer):
-        raise ValueError(
-            "Expected parameters, got an integer: optax.inject_hyperparams called your function"
-            " with the step count. Add static_args=('muon_weight_dimension_numbers',) to it, or"
-            " pass rules=[...] to the optimizer."
-        )
 
 
 class _Modules:

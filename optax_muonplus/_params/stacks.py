@@ -32,7 +32,7 @@ def _stack_of(leaf: LeafInfo, layer_axes: Mapping[str, Shape]) -> Shape:
     if pattern is None or ndim < 2:
         return ()
     axes = layer_axes[pattern]
-    if not all(-ndim <= axis < ndim for axis in axes):
+    if not axes or not all(-ndim <= axis < ndim for axis in axes):
         raise ValueError(
             f"{leaf.name} of shape {leaf.shape} has no axis {axes}, over which layers that match"
             f" {pattern!r} are stacked. Give a pattern that leaves it out."

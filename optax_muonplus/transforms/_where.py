@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.record import ResolvedTree
-from optax_muonplus._params.given import LayerAxes, Rules
+from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import TreeResolver
 from optax_muonplus._params.sharding import ShardingTree

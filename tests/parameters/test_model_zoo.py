@@ -16,7 +16,6 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._params.language import matrix
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import resolve
 
@@ -85,24 +84,3 @@ def _shown(leaf):
     ((batch, rows, columns),) = leaf.layout.block_shapes()
     assert batch * rows * columns == math.prod(leaf.shape)
     return f"{rows}x{columns}" + f"x{batch}" * (batch > 1)
-
-
-@pytest.mark.parametrize(
-    ("layout", "message"),
-    [
-        ("in", "does not say which axes are inputs and which are outputs"),
-        ("inn, out", "does not say which axes are inputs"),
-        ("in, out, rank", "does not say which axes are inputs"),
-        ("expert, layer", "does not say which axes are inputs"),
-        ("in, in", "names a side twice"),
-        ("(in out), rank", "names a side twice"),
-        ("in (heads head)", r"'in \(heads head\)' where one axis, or several in parentheses"),
-        ("in, (heads)", "where one axis"),
-        ("in,out", "where one axis"),
-        ("", "where one axis"),
-    ],
-)
-def test_layouts_that_say_nothing_are_refused(layout, message):
-    """In the table of default rules, whose words the leaves above are read by."""
-    with pytest.raises(ValueError, match=message):
-        matrix("x", f"it: {layout}")

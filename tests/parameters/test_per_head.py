@@ -209,7 +209,7 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
         (ATTENTION, True, {}, "head_size must be a positive integer"),
         (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),
         (ATTENTION, ATTENTION, {}, r"(?s)^.{,260}As dimension numbers write omp.per_head\(\)\.$"),
-        (ATTENTION, {}, {}, "chooses no parameter"),
+        (ATTENTION, {}, {}, "head_size must be a positive integer"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):

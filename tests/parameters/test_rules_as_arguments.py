@@ -47,7 +47,7 @@ def test_every_optimizer_takes_rules(make):
     labels = make(rules=RULES, layer_axes=AXES).init(PARAMS)
     given = make(muon_weight_dimension_numbers=by_function()).init(PARAMS)
     assert jax.tree.structure(labels) == jax.tree.structure(given)
-    with pytest.raises(ValueError, match="Got rules and layer_axes next to dimension numbers"):
+    with pytest.raises(ValueError, match="Got rules or layer_axes next to dimension numbers"):
         make(rules=RULES, layer_axes=AXES, muon_weight_dimension_numbers=by_function())
 
 
@@ -91,32 +91,21 @@ def test_describe_and_labels_take_rules():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "rules",
     [
-        (
-            {"rules": [("*kernel", None)]},
-            "The rule for '.kernel' has no regular expr.*: noth",
-        ),
-        ({"rules": [(3, None)]}, "rule for 3 has no regular expression"),
-        ({"layer_axes": {"*": 0}}, "layer_axes for '.' has no regular expression"),
-        ({"rules": {"kernel": None}}, r"rules must be a list of \(pattern"),
-        ({"rules": "kernel"}, r"rules must be a list of \(pattern"),
-        # It would be empty the second time it is read.
-        ({"rules": (rule for rule in RULES)}, r"rules must be a list of \(pattern"),
-        ({"rules": ("kernel", None)}, "got 'kernel'. rules= is a list of them"),
-        ({"rules": [("kernel",)]}, r"A rule is \(pattern, dimension numbers or None\)"),
-        ({"rules": [("k", None, 2, 3)]}, "A rule is"),
-        ({"layer_axes": {"layers": ()}}, "layer_axes must give an axis"),
-        ({"rules": [("kernel", 0)]}, "The rule for 'kernel' must give MuonDimensionNumbers"),
-        ({"layer_axes": {"layers": "0"}}, "layer_axes must give an axis"),
-        ({"layer_axes": ["layers"]}, "layer_axes must be as in {'layers': 0}"),
+        {"kernel": None},
+        "kernel",
+        (rule for rule in RULES),  # it would be empty the second time it is read
+        ("kernel", None),
+        [("k", None, 2, 3)],
+        [("kernel", 0)],
     ],
+    ids=str,
 )
-def test_what_is_no_rule_is_refused_when_built(options, message):
-    with pytest.raises(ValueError, match=message):
-        omp.muonplus(0.1, **options)
-    with pytest.raises(ValueError, match=message):
-        omp.per_head(4, **options)
+def test_what_is_no_rule_is_refused_when_built(rules):
+    for make in (omp.muonplus, omp.per_head):
+        with pytest.raises(ValueError, match=r"rules must be a list of \(pattern"):
+            make(4, rules=rules)
 
 
 def test_axes_of_layers_may_be_integers_of_numpy():
@@ -126,7 +115,7 @@ def test_axes_of_layers_may_be_integers_of_numpy():
 
 
 def test_rules_next_to_per_head_are_given_to_it():
-    with pytest.raises(ValueError, match=r"next to omp.per_head.*Give them to per_head"):
+    with pytest.raises(ValueError, match=r"Got rules .* omp.per_head\(64, rules="):
         omp.muonplus(0.1, muon_weight_dimension_numbers=omp.per_head(4), rules=RULES)
 
 
@@ -148,9 +137,9 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     [
         (
             {"rules": [("bias", omp.MuonDimensionNumbers(0, 1))]},
-            "^Rules that match no parameter: 'bias'. They find b/bias, which has too few axes",
+            r"^Rules that match no parameter: 'bias'. .* vectors are .* b/bias \(2,\)",
         ),
-        ({"rules": [("x", None)]}, "^Rules that match no parameter: 'x'. The paths are: b/bias"),
+        ({"rules": [("x", None)]}, "^Rules that match no parameter: 'x'.*The paths are: b/bias"),
         (
             {"layer_axes": {"layers": 0}},
             "^Patterns of layer_axes that match no parameter: 'layers'",
@@ -199,7 +188,6 @@ KEYSTR = {
     "[0]": "0",
     "[<flat index 2>]": "2",
     r"\['head'\]": "head",
-    ".head.kernel": "head/kernel",
 }
 
 
@@ -211,16 +199,13 @@ def test_a_path_as_jax_writes_it_is_refused_with_the_right_one(pattern):
     for options in ({"rules": [(pattern, None)]}, {"layer_axes": {pattern: 0}}):
         with pytest.raises(ValueError, match=message):
             omp.muonplus(0.1, **options).init(params)
-    if "[" in pattern:
-        with pytest.raises(ValueError, match=message):
-            omp.per_head({pattern: 2})
+    with pytest.raises(ValueError, match=message):
+        omp.per_head({pattern: 2})
 
 
 def test_classes_of_characters_and_names_with_dots_are_patterns():
     omp.describe(nested_shapes(head__kernel=(4, 6)), rules=[("[hH]ead/[a-k]", None)])
     omp.describe({"model.head.weight": jnp.ones((4, 6))}, rules=[(".head.weight", None)])
-    with pytest.raises(ValueError, match=r"head_size for '.query' has no regular expression"):
-        omp.per_head({"*query": 2})
 
 
 def test_rules_of_a_list_may_match_nothing_and_ask_the_neighbours():
