@@ -19,7 +19,7 @@ from optax_muonplus._params.patterns import (
     parse_layer_axes,
     parse_rules,
 )
-from optax_muonplus._params.reader import RuleReader
+from optax_muonplus._params.reader import RuleReader, with_layouts
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
@@ -121,9 +121,13 @@ class PerHead(RuleReader):
         faults = collections.defaultdict(list)
         for i, (pattern, inputs) in chosen.items():
             try:
-                leaves[i] = _cut(leaves[i], inputs, self.sizes[pattern])
+                numbers = _numbers(leaves[i].matrix, inputs, self.sizes[pattern])
             except ValueError as error:
-                faults[str(error)].append(("/".join(leaves[i].path), leaves[i].shape))
+                faults[str(error)].append((leaves[i].name, leaves[i].shape))
+            else:
+                rule = f"{leaves[i].rule}; per head"
+                leaves[i] = leaves[i]._replace(dimension_numbers=numbers, rule=rule)
+        leaves = with_layouts(leaves)
         if not all(leaf.known for leaf in leaves):
             return leaves  # those that no rule can read come first
         if faults:
@@ -152,9 +156,8 @@ class PerHead(RuleReader):
 
     def _check_found(self, chosen: Collection[tuple[str, bool]], tree: FlatTree) -> None:
         """Raises ValueError if nothing was chosen of what was asked for."""
-        idle = [pattern for pattern in self.sizes if pattern not in {x for x, _ in chosen}]
-        idle = [pattern for pattern in idle if not tree.could_match_masked(pattern)]
-        sides = {inputs for _, inputs in chosen}
+        used, sides = {x for x, _ in chosen}, {inputs for _, inputs in chosen}
+        idle = [x for x in self.sizes if x not in used and not tree.could_match_masked(x)]
         if idle and not self.by_name:
             what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"
         elif self.by_name and False not in sides:
@@ -165,9 +168,8 @@ class PerHead(RuleReader):
             return
         raise ValueError(
             f"{what}. The paths are: {listed((name, None) for name in tree.names)}."
-            " omp.per_head({pattern: head_size}) chooses parameters by patterns on their paths, to"
-            " be cut along their outputs; a rule with MatrixSpec or MuonDimensionNumbers says any"
-            " other cut."
+            " omp.per_head({pattern: head_size}) chooses parameters by their paths, to be cut along"
+            " their outputs; a rule with MatrixSpec says any other cut."
         )
 
 
@@ -178,12 +180,6 @@ def side_of(name: str) -> tuple[str, str]:
         if found:
             return side, found["module"]
     return "", ""
-
-
-def _cut(leaf: LeafInfo, inputs: bool, size: int | None) -> LeafInfo:
-    numbers = _numbers(leaf.matrix, inputs, size)
-    layout = MatrixLayout.of(leaf.shape, numbers)
-    return leaf._replace(layout=layout, dimension_numbers=numbers, rule=f"{leaf.rule}; per head")
 
 
 def _numbers(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:

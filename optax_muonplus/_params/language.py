@@ -19,7 +19,7 @@ from typing import NamedTuple
 from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus._params.neighbours import Neighbours
 
-Agrees = Callable[[Neighbours, str], bool]
+Condition = Callable[[Neighbours, str], bool]
 
 
 class PathRule(NamedTuple):
@@ -28,11 +28,11 @@ class PathRule(NamedTuple):
     pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
     dimension_numbers: DimensionNumbers | None  # None for the AdamW group
     ndim: int | None = None  # number of axes that the rule is for; None means any
-    reads: str = ""  # what the rule takes the parameter for, as describe shows it
+    reading: str = ""  # what the rule takes the parameter for, as describe shows it
     axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
-    agrees: Agrees | None = None  # asks the neighbours of a path about this reading
+    condition: Condition | None = None  # asks the neighbours of a path about this reading
 
-    def fits(self, name: str, shape: Shape) -> bool:
+    def match(self, name: str, shape: Shape) -> bool:
         """Whether path and shape fit, without a look at the neighbours."""
         # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
         right_ndim = len(shape) == self.ndim
@@ -46,26 +46,28 @@ class PathRule(NamedTuple):
         return right_sizes and re.search(self.pattern, name) is not None
 
 
-def matrix(names: str, reads: str, library: str = "", agrees: Agrees | None = None) -> PathRule:
-    """Makes a rule for matrices that lie as ``reads`` says."""
-    groups = _groups(reads.partition(": ")[2])
+def matrix(
+    names: str, reading: str, library: str = "", condition: Condition | None = None
+) -> PathRule:
+    """Makes a rule for matrices that lie as ``reading`` says."""
+    groups = _groups(reading.partition(": ")[2])
     axes = [axis for group in groups for axis in group]
     numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups)))
-    return PathRule(_pattern(names), numbers, len(axes), _shown(reads, library), axes, agrees)
+    return PathRule(_pattern(names), numbers, len(axes), _shown(reading, library), axes, condition)
 
 
 def adamw(
-    names: str, reads: str, axes: str = "", library: str = "", agrees: Agrees | None = None
+    names: str, reading: str, axes: str = "", library: str = "", condition: Condition | None = None
 ) -> PathRule:
     """Makes a rule for parameters that are not matrices."""
     found = [axis for group in _groups(axes) for axis in group] if axes else []
     return PathRule(
-        _pattern(names), None, len(found) or None, _shown(reads, library), found, agrees
+        _pattern(names), None, len(found) or None, _shown(reading, library), found, condition
     )
 
 
-def _shown(reads: str, library: str) -> str:
-    return f"{reads} ({library})" if library else reads
+def _shown(reading: str, library: str) -> str:
+    return f"{reading} ({library})" if library else reading
 
 
 def _pattern(names: str) -> str:

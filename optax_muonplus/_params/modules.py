@@ -72,19 +72,14 @@ def _walk(
     reading = f"{kind} (class {type(node).__name__})"
     for below, child in children.items():
         if kind == "convolution" and below[-1:] == ("weight",):
-            if np.ndim(child) == node.num_spatial_dims + 2:  # otherwise layers are stacked
-                yield below, (_numbers_of_convolution(node), reading)
+            ndim = node.num_spatial_dims + 2
+            if np.ndim(child) == ndim:  # otherwise layers are stacked
+                numbers = MuonDimensionNumbers(tuple(range(1, ndim)), 0)  # (out, in, *window)
+                yield below, (numbers if node.groups == 1 else None, reading)
         elif names and hasattr(child, "shape") and names.match(below[-1] if below else ""):
             yield below, (None, reading)
         else:
             yield from _walk(child, below, tied)
-
-
-def _numbers_of_convolution(layer: Any) -> DimensionNumbers | None:
-    """Dimension numbers of Equinox' (out, in, *window); None where inputs are in groups."""
-    if layer.groups != 1:
-        return None
-    return MuonDimensionNumbers(tuple(range(1, layer.num_spatial_dims + 2)), 0)
 
 
 def _tables_elsewhere(shared: Any) -> Iterator[Shape]:

@@ -71,8 +71,8 @@ def check_matches(
     idle_rules = [
         rule.pattern
         for rule in rules
-        if not rule.reads  # the lists in optax_muonplus.rules may be idle
-        and not any(rule.fits("/".join(leaf.path), leaf.layer_shape) for leaf in leaves)
+        if not rule.reading  # the lists in optax_muonplus.rules may be idle
+        and not any(rule.match("/".join(leaf.path), leaf.layer_shape) for leaf in leaves)
     ]
     idle_axes = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
     for what, patterns in (("Rules", idle_rules), ("Patterns of layer_axes", idle_axes)):

@@ -154,8 +154,9 @@ def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
 def check_known(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError for leaves that no rule can read, with the lines to write."""
     if not all(leaf.known for leaf in leaves):
-        lines = suggest_rules(leaves)
-        raise ValueError(f"No rule says how these parameters are matrices:\n{lines}")
+        raise ValueError(
+            f"No rule says how these parameters are matrices:\n{suggest_rules(leaves)}"
+        )
 
 
 class _Modules:
@@ -182,14 +183,14 @@ class _Modules:
             # Layers that differ in their numbers only are looked up once.
             rules = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), leaf.layer_shape)
         else:
-            rules = [r for r in rules if r.fits(name if r.reads else written, leaf.layer_shape)]
+            rules = [r for r in rules if r.match(name if r.reading else written, leaf.layer_shape)]
         for rule in rules:
-            if not rule.reads or self._agree(rule, self.shapes[module], path):
+            if not rule.reading or self._agree(rule, self.shapes[module], path):
                 return rule
         return None
 
     def _agree(self, rule: PathRule, shapes: Neighbours, path: str) -> bool:
-        if rule.agrees and not rule.agrees(shapes, path):
+        if rule.condition and not rule.condition(shapes, path):
             return False
         return rule.dimension_numbers is None or _fits_bias(rule.dimension_numbers, shapes, path)
 
@@ -209,33 +210,32 @@ def _fits_bias(spec: DimensionNumbers, shapes: Neighbours, path: str) -> bool:
 def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None) -> LeafInfo:
     """Reads a leaf by the default rules, and by the class of its module."""
     rule = modules.first_rule(leaf, DEFAULT_RULES)
-    spec, reads, known = None, "no rule", False
-    if rule is not None:
-        spec, reads, known = rule.dimension_numbers, rule.reads, True
+    known = rule is not None
+    spec, reading = (rule.dimension_numbers, rule.reading) if rule else (None, "no rule")
     # The name decides whether it is a matrix; the class decides the layout. A table is one under
     # any name.
     is_table = annotation is not None and annotation[1].startswith("embedding")
     if annotation and (is_table or not known or spec is not None):
-        (spec, reads), known = annotation, True
+        (spec, reading), known = annotation, True
     if sum(size > 1 for size in leaf.layer_shape) < 2 and (spec is not None or not known):
-        spec, reads, known = None, "vector", True
-    return leaf._replace(dimension_numbers=spec, rule=reads, known=known)
+        spec, reading, known = None, "vector", True
+    return leaf._replace(dimension_numbers=spec, rule=reading, known=known)
 
 
 def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
     """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
-    spec, reads, known = default.dimension_numbers, default.rule, default.known
+    spec, reading, known = default.dimension_numbers, default.rule, default.known
     if rule is not None:
         overrides = rule.dimension_numbers and known and spec is None
-        reads = rule.reads or f"your rule {rule.pattern!r}"
-        reads += f", in place of: {default.rule}" if overrides else ""
+        reading = rule.reading or f"your rule {rule.pattern!r}"
+        reading += f", in place of: {default.rule}" if overrides else ""
         spec, known = rule.dimension_numbers, True
     if len(default.layer_shape) < 2:
-        spec, reads, known = None, default.rule if default.known else "vector", True
+        spec, reading, known = None, default.rule if default.known else "vector", True
     if default.stack:
         spec = spec and _of_stack(default, spec)
-        reads = f"{reads}; layers on axis {', '.join(map(str, default.stack))}"
-    return default._replace(dimension_numbers=spec, rule=reads, known=known)
+        reading = f"{reading}; layers on axis {', '.join(map(str, default.stack))}"
+    return default._replace(dimension_numbers=spec, rule=reading, known=known)
 
 
 def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
@@ -270,4 +270,4 @@ def _place(name: str) -> tuple[str, str]:
 
 @functools.lru_cache(maxsize=4096)
 def _fitting_rules(name: str, shape: Shape) -> tuple[PathRule, ...]:
-    return tuple(rule for rule in DEFAULT_RULES if rule.fits(name, shape))
+    return tuple(rule for rule in DEFAULT_RULES if rule.match(name, shape))

@@ -109,12 +109,14 @@ def mirrored(path: Path, params: Container[Path]) -> Path | None:
 
 
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
-    """Leaves axes out of ``given`` that an array of ``shape`` cannot be cut along."""
     entries = _spec_entries(given.spec, len(shape))
     pairs = zip(shape, entries, strict=True)
-    sizes = given.mesh.shape
-    kept = (x if n % math.prod(sizes[name] for name in x) == 0 else () for n, x in pairs)
+    kept = (x if n % _shards(given.mesh, x) == 0 else () for n, x in pairs)
     return as_named(LeafSharding(given.mesh, tuple(kept)))
+
+
+def _shards(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
@@ -135,7 +137,6 @@ def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
 
 
 def concrete_sharding(leaf: Any) -> NamedSharding | None:
-    """Returns the sharding of a concrete array."""
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
@@ -187,7 +188,7 @@ def leaf_sharding(
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
     spec = _checked_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
-    on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
+    on_one_device = _shards(mesh, usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
 
@@ -212,7 +213,6 @@ def mapped_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _check_against_arrays(tree: ResolvedTree) -> None:
-    """Raises ValueError where arrays lie elsewhere than the argument ``sharding`` says."""
     wrong = []
     for leaf, x in zip(tree.leaves, tree.arrays, strict=True):
         given, actual = leaf.given_sharding, concrete_sharding(x)
@@ -255,8 +255,7 @@ def _checked_spec(
                 f"{spec} cuts an axis along an Auto mesh axis first and an Explicit one then, which"
                 " jax drops in the next operation; name the Explicit one first"
             )
-        shards = math.prod(mesh.shape[name] for name in names)
-        if size % shards:
+        if size % (shards := _shards(mesh, names)):
             raise ValueError(f"{spec} cuts an axis of {shape}, of size {size}, into {shards}")
     return tuple(entries)
 

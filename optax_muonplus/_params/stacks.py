@@ -45,25 +45,19 @@ def _check_one_count(leaves: Sequence[LeafInfo], layer_axes: Mapping[str, Shape]
 
     One stack is what a pattern finds below one node: the name in which the match ends.
     """
-    counts: dict[tuple[str, str], dict[Shape, list[tuple[str, Shape]]]]
-    counts = collections.defaultdict(lambda: collections.defaultdict(list))
+    stacks: dict[tuple[str, str], list[LeafInfo]] = collections.defaultdict(list)
     for leaf in leaves:
         pattern, name = _pattern(leaf.path, layer_axes), "/".join(leaf.path)
         found = re.search(pattern, name) if pattern and leaf.stack else None
         if pattern and found:
             node = name[: found.end()] + name[found.end() :].split("/")[0]
-            layers = tuple(leaf.shape[axis] for axis in leaf.stack)
-            counts[pattern, node.rstrip("/")][layers].append((name, leaf.shape))
-    for (pattern, node), by_count in counts.items():
-        if len(by_count) > 1:
-            shown = "; ".join(
-                f"{'x'.join(map(str, layers))} in {listed(found)}"
-                for layers, found in by_count.items()
-            )
+            stacks[pattern, node.rstrip("/")].append(leaf)
+    for (pattern, node), members in stacks.items():
+        if len({tuple(x.shape[axis] for axis in x.stack) for x in members}) > 1:
             raise ValueError(
                 f"layer_axes={{{pattern!r}: ...}} finds several numbers of layers below {node!r}:"
-                f" {shown}. One stack has one number of layers. Give a pattern that leaves out what"
-                " is not stacked, or its own axis."
+                f" {listed((x.name, x.shape) for x in members)}. One stack has one number of"
+                " layers. Give a pattern that leaves out what is not stacked, or its own axis."
             )
 
 

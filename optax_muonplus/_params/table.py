@@ -61,17 +61,17 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw(
         rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
         "embedding",
-        agrees=has_no_bias,
+        condition=has_no_bias,
     ),
     adamw(
         rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|lut|words?){COUNTER}{_NUMBERS}(/(weight|table))?",
         "embedding",
-        agrees=has_no_bias,
+        condition=has_no_bias,
     ),
     adamw(
         r"(?i)^((params|model|transformer|encoder|decoder)/){0,}(shared/weight|tied*(/weight)?)",
         "embedding",
-        agrees=has_no_bias,
+        condition=has_no_bias,
     ),
     # A norm has no kernel: "norm_proj/kernel" is a matrix.
     adamw(r"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?", "norm"),
@@ -88,11 +88,11 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         rf"|(predictions|lm_head)/decoder){_OWN}",
         "head",
     ),
-    adamw(rf"{TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head", agrees=is_outermost),
+    adamw(rf"{TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head", condition=is_outermost),
     adamw(
         rf"(?i)^(?!**(att|mha|multi|layers|block))(**/)?(*_)?heads/*{LEAF}",
         "head",
-        agrees=is_outermost,
+        condition=is_outermost,
     ),
     adamw(
         rf"(?i)(?!pos_proj/)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
@@ -103,7 +103,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         rf"(?i)(cls|probe|latents|codebooks?|codevectors|(*_)?(tokens?|tables?)){COUNTER}"
         rf"{_NUMBERS}(/weight)?",
         "table of vectors",
-        agrees=has_no_bias,
+        condition=has_no_bias,
     ),
     adamw(
         r"(?i)((*_)?(alpha|tau|temperature|sinks?)|r_k|time_(decay|first|faaaa|(mix|maa)_[a-z]))"

@@ -212,11 +212,11 @@ def test_what_is_no_stack_stays_a_matrix(shapes):
     [
         (
             {"layers__up__w1": (64, 256), "layers__down__w1": (256, 64)},
-            r"several numbers of layers below 'layers': 256 in layers/down/w1 \(256, 64\); 64 in",
+            r"several numbers of layers below 'layers': layers/down/w1 \(256, 64\), layers/up",
         ),
         (
             {"layers__up__kernel": (3, 4, 8), "layers__shared__kernel": (4, 8)},
-            r"4 in layers/shared/kernel \(4, 8\); 3 in layers/up/kernel \(3, 4, 8\)",
+            r"layers/shared/kernel \(4, 8\), layers/up/kernel \(3, 4, 8\)",
         ),
         ({"layers__up__kernel": (4, 8)}, r"takes an axis of layers/up/kernel \(4, 8\) for layers"),
     ],
