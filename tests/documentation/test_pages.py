@@ -80,3 +80,16 @@ def test_links_lead_to_files_and_headings(document):
         if anchor:
             headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.M)
             assert anchor in map(slug, headings), f"{document} links to {target}"
+
+
+FOLDERS = "benchmarks|docs|examples|optax_muonplus|requirements|results|tests|\\.ci"
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "examples/README.md", "benchmarks/README.md"])
+def test_files_and_programs_that_are_named_exist(document):
+    text = (ROOT / document).read_text()
+    for path in re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./-]*\w)", text):
+        assert (ROOT / path).exists(), f"{document} names {path}"
+    for name in re.findall(r"python -m ((?:benchmarks|examples)[\w.]*\w)", text):
+        path = ROOT / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), f"{document} names {name}"
