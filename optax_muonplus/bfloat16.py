@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._chain.checks import beside_updates
+from optax_muonplus._chain.checks import check_state, mask_params_like, wrong_state
 from optax_muonplus._chain.paths import flatten_with_names, path_name
-from optax_muonplus._chain.states import check_leaves, check_state, wrong_state
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF
@@ -85,8 +84,7 @@ def param_remainders(
             )
         if not isinstance(state, RemaindersState):
             raise wrong_state(state, RemaindersState)
-        own = beside_updates(updates, params)
-        check_leaves(updates, own)
+        own = mask_params_like(updates, params)
         steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
         leaves, structure = jax.tree.flatten(steps)
         others = map(structure.flatten_up_to, (own, state.remainders))
@@ -127,14 +125,12 @@ def _joined(value: jax.Array, remainder: jax.Array) -> jax.Array:
 
 
 def _bits(x: jax.Array) -> jax.Array:
-    """Returns the 32 bits of a float32 number, or of a bfloat16 number in float32."""
     if _is_bfloat16(x):
         return jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16
     return jax.lax.bitcast_convert_type(x, jnp.uint32)
 
 
 def _high(bits: jax.Array) -> jax.Array:
-    """Returns the bfloat16 number whose bits are the upper half."""
     return jax.lax.bitcast_convert_type((bits >> 16).astype(jnp.uint16), jnp.bfloat16)
 
 

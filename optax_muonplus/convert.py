@@ -1,6 +1,7 @@
 """Makes the state of one optimizer that of another: Optax's Muon, AdamW, and this library's."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import optax
 import optax.contrib
 
 from optax_muonplus._chain.momentum import MomentumState
-from optax_muonplus._chain.paths import flatten_tree, flatten_with_names, listed, path_name
+from optax_muonplus._chain.paths import flatten_with_names, listed, path_name
 from optax_muonplus._core.precision import narrowed
 
 MOMENTUM, FIRST, SECOND, UPDATES = "momentum", "first moment", "second moment", "updates"
@@ -28,10 +29,8 @@ _ROLES: dict[Any, dict[str, str]] = {
 class TakenOver:
     """What :func:`take_over` did with each array, such as ``"up/kernel: momentum"``.
 
-    Attributes:
-      kept: what the new state has from the old one.
-      started_anew: what the new state has as it was initialised.
-      not_used: what the old state has and the new one has no place for.
+    The new state has what was ``kept`` from the old one, and what ``started_anew`` as it was
+    initialised. It has no place for what was ``not_used``.
     """
 
     kept: tuple[str, ...]
@@ -39,7 +38,6 @@ class TakenOver:
     not_used: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Returns a line for each field; paths that differ in numbers only share an entry."""
         names = (field.name for field in dataclasses.fields(self))
         lines = [(name, listed((x, None) for x in getattr(self, name))) for name in names]
         return "\n".join(f"{name.replace('_', ' ')}: {shown or 'nothing'}" for name, shown in lines)
@@ -53,10 +51,9 @@ def take_over(
     Arrays are matched by the paths of their parameters and by their roles, in any wrappers. Our
     momentum, that of ``optax.contrib.muon`` and AdamW's first moment are the same average,
     :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's group keeps its moments and its one count
-    if the old state has both moments of all its parameters; else all of it starts anew: with that
-    count, a second moment that starts at zero would make steps several times too long. Schedules go
-    on at their count. Everything else is that of the new optimizer: learning rates, gradients that
-    are accumulated (take over after a complete step), states of other rules.
+    if the old state has both moments of all its parameters; else all of it starts anew, as a second
+    moment that starts late would make long steps. Schedules go on at their count. Everything else
+    is that of the new optimizer. Take over after a complete step of accumulated gradients.
 
     Args:
       old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any
@@ -86,9 +83,9 @@ def take_over(
     names = {path_name(path) for path in flatten_with_names(params)[0]}
     switch = _Switch(*_read(widened(old_state), names))
     state = jax.tree.map_with_path(switch.node, widened(new_state), is_leaf=_has_roles)
-    unused = (key for key in switch.buffers if key not in switch.used)
-    lists = switch.kept, switch.started_anew, [f"{name}: {role}" for role, name in unused]
-    return stored_like(state, new_state), TakenOver(*map(tuple, lists))
+    unused = [_shown(key) for key in switch.buffers if key not in switch.used]
+    report = TakenOver(tuple(switch.kept), tuple(switch.started_anew), tuple(unused))
+    return stored_like(state, new_state), report
 
 
 def _has_roles(node: Any) -> bool:
@@ -101,6 +98,15 @@ def _is_count(path: Any, leaf: Any) -> bool:
     return jax.tree_util.keystr(path[-1:], simple=True) in names and not jnp.shape(leaf)
 
 
+def _arrays(node: Any, field: str) -> Iterator[tuple[_Key, Any]]:
+    for path, leaf in zip(*flatten_with_names(getattr(node, field)), strict=True):
+        yield (_ROLES[type(node)][field], path_name(path)), leaf
+
+
+def _shown(key: _Key) -> str:
+    return f"{key[1]}: {key[0]}"
+
+
 def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     """Returns the buffers of a state by role and parameter, and the first count of each role."""
     buffers: dict[_Key, Any] = {}
@@ -110,17 +116,16 @@ def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict
             if _is_count(path, node):
                 counts.setdefault(UPDATES, node)
             continue
-        for field, role in _ROLES[type(node)].items():
-            for name, leaf in _named(getattr(node, field)):
-                if name in names and (role, name) in buffers:
-                    raise ValueError(
-                        f"The old state has several arrays that are the {role} of {name}. Pass the"
-                        " part of the state that holds the one you mean."
-                    )
-                if name in names:
-                    buffers[role, name] = leaf
+        for key, leaf in (pair for field in _ROLES[type(node)] for pair in _arrays(node, field)):
+            if key in buffers:
+                raise ValueError(
+                    f"The old state has several arrays that are the {' of '.join(key)}. Pass the"
+                    " part of the state that holds the one you mean."
+                )
+            if key[1] in names:
+                buffers[key] = leaf
         if node.count is not None:
-            counts.setdefault(next(iter(_ROLES[type(node)].values())), node.count)
+            counts.setdefault(_ROLES[type(node)]["mu"], node.count)
     if not buffers:
         raise ValueError(
             f"Got a {type(state).__name__} as old_state, in which no momentum of these parameters"
@@ -128,11 +133,6 @@ def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict
             " optax.adamw, in any wrapper. Pass the parameters as the optimizer's init got them."
         )
     return buffers, counts
-
-
-def _named(tree: Any) -> list[tuple[str, Any]]:
-    paths, leaves = flatten_with_names(tree)
-    return [(path_name(path), leaf) for path, leaf in zip(paths, leaves, strict=True)]
 
 
 @dataclasses.dataclass
@@ -150,42 +150,36 @@ class _Switch:
         if not _has_roles(node):
             return self._count(UPDATES, node) if _is_count(path, node) else node
         roles = _ROLES[type(node)]
-        wanted = [
-            (role, name)
-            for field, role in roles.items()
-            for name, _ in _named(getattr(node, field))
-        ]
-        missing = [key for key in wanted if self._source(*key) is None]
-        if FIRST in roles.values() and missing:
+        wanted = [key for field in roles for key, _ in _arrays(node, field)]
+        missing = [key for key in wanted if self._source(key) is None]
+        if "nu" in roles and missing:  # AdamW's moments go on together
             missing = wanted
-        self.started_anew += [f"{name}: {role}" for role, name in missing]
-        self.kept += [f"{name}: {role}" for role, name in wanted if (role, name) not in missing]
-        if wanted and len(missing) == len(wanted):
+        self.started_anew += map(_shown, missing)
+        self.kept += [_shown(key) for key in wanted if key not in missing]
+        if wanted and missing == wanted:
             return node
-        new = {
-            field: self._buffers(role, getattr(node, field), missing)
-            for field, role in roles.items()
-        }
+        new = {}
+        for field in roles:
+            structure = jax.tree.structure(getattr(node, field))
+            new[field] = structure.unflatten(
+                leaf if key in missing else self._array(key, leaf)
+                for key, leaf in _arrays(node, field)
+            )
         if node.count is not None:
-            new["count"] = self._count(next(iter(roles.values())), node.count)
+            new["count"] = self._count(roles["mu"], node.count)
         return node._replace(**new)
 
-    def _source(self, role: str, name: str) -> _Key | None:
+    def _source(self, key: _Key) -> _Key | None:
         """Finds the array of that role, or AdamW's first moment for a momentum."""
-        keys = [(role, name), *([(FIRST, name)] if role == MOMENTUM else [])]
+        keys = [key, *([(FIRST, key[1])] if key[0] == MOMENTUM else [])]
         return next((key for key in keys if key in self.buffers), None)
 
-    def _buffers(self, role: str, tree: Any, missing: list[_Key]) -> Any:
-        paths, leaves, unflatten = flatten_tree(tree)
-        new = []
-        for path, leaf in zip(paths, leaves, strict=True):
-            key = self._source(role, path_name(path))
-            if key is None or (role, path_name(path)) in missing:
-                new.append(leaf)
-                continue
-            new.append(_placed(" of ".join(key), self.buffers[key], leaf, key in self.used))
-            self.used.add(key)
-        return unflatten(new)
+    def _array(self, key: _Key, new: Any) -> Any:
+        source = self._source(key)
+        assert source is not None
+        copy = source in self.used
+        self.used.add(source)
+        return _placed(" of ".join(source), self.buffers[source], new, copy)
 
     def _count(self, role: str, new: Any) -> Any:
         """Returns the old count of that role, or else one of updates, with memory of its own."""
@@ -197,8 +191,8 @@ class _Switch:
 def _placed(what: str, old: Any, new: Any, copy: bool) -> Any:
     """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
 
-    Nothing is gathered: each device sends and receives what it lacks. A ``copy`` has memory of its
-    own, because JAX refuses to donate one array twice.
+    Each device sends and receives what it lacks. JAX refuses to donate one array twice, so a
+    ``copy`` has memory of its own.
     """
     if jnp.shape(old) != jnp.shape(new) or jnp.iscomplexobj(old) > jnp.iscomplexobj(new):
         was, wanted = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (old, new))

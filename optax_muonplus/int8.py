@@ -16,7 +16,6 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_muonplus._chain.momentum import Buffer, MomentumState, Storage, buffers_of, state_of
-from optax_muonplus._chain.paths import flatten_with_names, path_name
 from optax_muonplus._core.precision import narrowed
 
 BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each
@@ -27,11 +26,8 @@ _LARGEST = 127
 class Int8MomentumState(NamedTuple):
     """State of a momentum with ``mu_dtype="int8"``; :func:`find_momentum` reads it.
 
-    Attributes:
-      codes: integers from -127 to 127 for each parameter, of its shape.
-      scales: for each block of codes the float32 that multiplies them: of the parameter's shape,
-        with one axis divided by the length of a block, see :func:`optax_muonplus.momentum`.
-      count: as in :class:`MomentumState`.
+    ``codes`` are integers from -127 to 127, of the shapes of parameters; ``scales`` are the float32
+    numbers that multiply them, one for each block of codes; ``count`` as in :class:`MomentumState`.
     """
 
     codes: optax.Updates
@@ -89,15 +85,6 @@ def zero_scales(codes: jax.Array) -> jax.Array:
     return some.astype(jnp.float32)
 
 
-def blocks_are_cut(x: jax.Array) -> bool:
-    """Tells whether the type of an array says that its blocks are cut, as on Explicit axes."""
-    typed = jax.typeof(x).sharding
-    for size, blocks, names in zip(x.shape, scales_shape(x.shape), _entries(typed), strict=True):
-        if size != blocks and blocks % math.prod(typed.mesh.shape[name] for name in names):
-            return True
-    return False
-
-
 def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
     """Returns an array whose blocks lie along an axis of their own, and that axis."""
     x = _without_single_axes(x)
@@ -129,12 +116,10 @@ def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _entries(typed: NamedSharding) -> list[tuple[str, ...]]:
-    """Lists the mesh axes that a type names, for each axis of the array."""
     return [(names,) if isinstance(names, str) else tuple(names or ()) for names in typed.spec]
 
 
 def _largest(blocks: jax.Array, axis: int) -> jax.Array:
-    """Returns the largest entry of each block, without its sign."""
     most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
     return jnp.maximum(most, -least)
 
@@ -193,14 +178,6 @@ def stored_like(state: Any, like: Any) -> Any:
 
 
 def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:
-    """Returns the first state; raises ValueError where JAX would refuse the shardings of codes."""
-    paths, codes = flatten_with_names(zeros)
-    if cut := [path_name(p) for p, x in zip(paths, codes, strict=True) if blocks_are_cut(x)]:
-        raise ValueError(
-            f"With mu_dtype='int8' up to {BLOCK} elements along an axis share a scale, and the"
-            f" Explicit mesh axes cut such blocks of {', '.join(cut)}. Shard another axis, or fewer"
-            " times, or on Auto axes; or use mu_dtype='bfloat16'."
-        )
     return Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count)
 
 

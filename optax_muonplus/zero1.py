@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding
 
-from optax_muonplus._chain.checks import beside_updates
+from optax_muonplus._chain.checks import mask_params_like
 from optax_muonplus._chain.paths import Path, flatten_tree, path_name
 from optax_muonplus._chain.record import LeafSharding, as_named, axes_of_type
 from optax_muonplus._execution.replicas import added_axes, gather, moved_to
@@ -46,8 +46,7 @@ def shard_state(
 
     Where parameters are replicated over a mesh axis, such as ``data``, each replica keeps a part of
     the state, and updates that part: gradients and parameters are cut to it, which moves nothing,
-    and the updates are gathered, all in one collective. In one program with the gradients' mean
-    over replicas the compiler can make a reduce-scatter of the mean and the cut.
+    and the updates are gathered, all in one collective.
 
     :func:`optax_muonplus.muonplus` and :func:`optax_muonplus.muon` have the same two arguments. An
     optimizer of :mod:`optax_muonplus.contrib` gets ``sharding=state_layout(sharding,
@@ -105,7 +104,7 @@ def shard_state(
         chosen = moves(updates, state)
         if not chosen:
             return inner.update(updates, state, params, **extra_args)
-        params = beside_updates(updates, params)
+        params = mask_params_like(updates, params)
         parts = None if params is None else cut_up(params, chosen)
         new, state = inner.update(cut_up(updates, chosen), state, parts, **extra_args)
         leaves = jax.tree.leaves(new)
@@ -122,9 +121,7 @@ def shard_state(
 def state_layout(sharding: ShardingTree, state_sharding: StateSharding) -> ShardingTree:
     """Returns the sharding of the state of :func:`shard_state`, for its ``inner``'s ``sharding``.
 
-    Args:
-      sharding: as in :func:`shard_state`; None where the types of arrays have it.
-      state_sharding: the sharding of the state.
+    Both arguments are those of :func:`shard_state`.
     """
     if sharding is None or state_sharding is None:
         return sharding
@@ -138,43 +135,27 @@ def state_layout(sharding: ShardingTree, state_sharding: StateSharding) -> Shard
 
 def warn_of_moves(tree: Any, found: Sequence[Shardings]) -> None:
     """Warns where a part of the state is not in the device's shard of the parameter."""
-    paths, leaves, _ = flatten_tree(tree)
     moved = [
-        (path_name(path), x.shape, own, state)
-        for path, x, (own, state) in zip(paths, leaves, found, strict=True)
+        (path_name(path), own, state)
+        for path, (own, state) in zip(flatten_tree(tree)[0], found, strict=True)
         if own and state and added_axes(state, own) is None
     ]
     if not moved:
         return
-    name, shape, own, state = moved[0]
+    name, own, state = moved[0]
+    used = {axis for names in own.spec for axis in names}
+    added = tuple(axis for names in state.spec for axis in names if axis not in used)
     others = f" and {len(moved) - 1} more" if len(moved) > 1 else ""
     warnings.warn(
         f"{name}{others} would move between devices at every step, each in collectives of its own:"
         f" the parameter lies as {as_named(own).spec}, its state as {as_named(state).spec}, and a"
-        " device's part of the state is not in its shard of the parameter."
-        f" {_remedy(own, state, shape)}",
+        " device's part of the state is not in its shard of the parameter. "
+        + (
+            f"Pass state_sharding={added}, which adds these axes where nothing moves."
+            if added
+            else "Leave out state_sharding=, which adds no mesh axis here."
+        ),
         stacklevel=4,
-    )
-
-
-def _remedy(own: LeafSharding, state: LeafSharding, shape: tuple[int, ...]) -> str:
-    used = {name for names in own.spec for name in names}
-    added = [[name for name in names if name not in used] for names in state.spec]
-    given = ", ".join(repr(name) for names in added for name in names)
-    if not given:
-        return (
-            "Place the state as the parameters lie, or leave out state_sharding=, which adds no"
-            " mesh axis here."
-        )
-    behind = tuple((*names, *more) for names, more in zip(own.spec, added, strict=True))
-    right = LeafSharding(own.mesh, behind)
-    by_name = f"state_sharding=({given},)" if "," not in given else f"state_sharding=({given})"
-    cuts = (math.prod(own.mesh.shape[name] for name in names) for names in behind)
-    if any(size % cut for size, cut in zip(shape, cuts, strict=True)):
-        return f"Pass {by_name}."
-    return (
-        "Write the added mesh axes behind those that cut the parameter:"
-        f" {as_named(right).spec}; or pass {by_name}, which does so for all leaves."
     )
 
 
@@ -185,18 +166,10 @@ def find_shardings(
     state: Any = None,
     cut: bool = False,
 ) -> list[Shardings]:
-    """Finds the shardings of each leaf and of its state.
+    """Finds the shardings of each leaf of parameters or updates, and of its state.
 
-    Args:
-      tree: parameters or updates.
-      sharding: of the parameters; None takes that of the arrays.
-      state_sharding: of the state; None takes that of the arrays in ``state``, on Explicit axes.
-      state: the state, where there is one.
-      cut: whether the arrays may be sharded as the state already, whatever ``sharding`` says.
-
-    Raises:
-      ValueError: for shardings that do not fit a leaf, naming it, and where the sharding of a
-        parameter is not known.
+    Without arguments they are those of the arrays, and of those in ``state`` on Explicit axes.
+    Arrays that are ``cut`` may be sharded as the state already, whatever ``sharding`` says.
     """
     if state_sharding is None and not any(map(_has_a_layout, jax.tree.leaves(state))):
         return [Shardings(None, None)] * len(jax.tree.leaves(tree))
@@ -225,7 +198,6 @@ def find_shardings(
 
 
 def _axis_names(given: Any) -> tuple[str, ...] | None:
-    """Returns the names of mesh axes; None for a tree of shardings."""
     if isinstance(given, str):
         return (given,)
     is_names = isinstance(given, list | tuple) and given and all(isinstance(x, str) for x in given)
@@ -254,10 +226,6 @@ def _shardings(x: Any, given: NamedSharding | None, wanted: Any) -> Shardings:
 def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> LeafSharding:
     """Cuts the first axis that divides along ``axes`` too; returns ``own`` if none does."""
     mesh, spec = own
-    if unknown := [name for name in axes if name not in mesh.shape]:
-        raise ValueError(
-            f"the mesh has no axis {', '.join(unknown)}, but {', '.join(mesh.axis_names)}"
-        )
     used = {name for names in spec for name in names}
     added = tuple(name for name in axes if name not in used and mesh.shape[name] > 1)
     count = math.prod(mesh.shape[name] for name in added)
@@ -272,7 +240,6 @@ def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> L
 
 
 def _has_a_layout(x: Any) -> bool:
-    """Tells whether the type of an array has its sharding, with ``jax.jit`` and without."""
     if not isinstance(x, jax.Array):
         return False
     return bool(axes_of_type(jax.typeof(x).sharding.mesh, AxisType.Explicit))

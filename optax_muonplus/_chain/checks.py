@@ -1,11 +1,12 @@
-"""Checks of parameters and gradients, which name the leaves that are wrong."""
+"""Checks of parameters, gradients and states, which name the leaves that are wrong."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from optax_muonplus._chain.paths import Path, flatten_with_names, fold_all, listed, path_name
 from optax_muonplus._chain.record import LeafInfo
@@ -13,7 +14,6 @@ from optax_muonplus._core.arguments import supported
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError unless all ``leaves`` are matrices."""
     others = [leaf.name for leaf in leaves if leaf.layout is None]
     if others:
         raise ValueError(
@@ -23,18 +23,10 @@ def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
         )
 
 
-def check_inexact(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError for leaves that are not floating-point of 16 bits at least."""
-    check_inexact_dtypes([leaf.path for leaf in leaves], [leaf.dtype for leaf in leaves])
-
-
-def check_inexact_dtypes(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
-    """Raises ValueError for leaves that are not floating-point of 16 bits at least, naming them."""
-    wrong = [
-        ("/".join(path), f"({dtype})")
-        for path, dtype in zip(paths, dtypes, strict=True)
-        if not supported(dtype)
-    ]
+def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
+    """Raises ValueError for parameters that are not floating-point of 16 bits at least."""
+    pairs = zip(paths, dtypes, strict=True)
+    wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not supported(dtype)]
     if wrong:
         raise ValueError(
             f"Parameters must be floating-point, got {listed(wrong)}. Keep counters, keys and"
@@ -49,7 +41,7 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
     A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
     without a word. It is floating-point, and complex if and only if the parameter is; a momentum
     buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
-    by their paths, and those that are in one of the trees only are left to Optax.
+    by their paths, and those that are in one of the trees only are left to JAX and Optax.
     """
     like = gradients if like is None else like
     if jax.tree.structure(gradients) == jax.tree.structure(like):
@@ -68,25 +60,6 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
         )
 
 
-def check_no_gradient_is_none(gradients: Any, state: Any) -> None:
-    """Raises ValueError, naming the leaves, for None where the state has a momentum.
-
-    None is right for what is not trained, as Equinox has it; such leaves were None at init too.
-    """
-    if not any(x is None for x in jax.tree.leaves(gradients, is_leaf=_is_none)):
-        return
-    paths, leaves = flatten_with_names(gradients, _is_none)
-    names = [path_name(path) for path, x in zip(paths, leaves, strict=True) if x is None]
-    trained = [f"/{path_name(path)}" for path in flatten_with_names(state)[0]]
-    ends = {name: (f"/mu/{name}", f"/codes/{name}") for name in names}
-    wrong = [(name, None) for name in names if any(x.endswith(ends[name]) for x in trained)]
-    if wrong:
-        raise ValueError(
-            f"Gradients are None for {listed(wrong)}, for which the state has a momentum:"
-            " pass zeros there, or leave it out of tx.init(parameters)."
-        )
-
-
 def _misfit(x: Any, other: Any, what: str) -> str:
     """Says why ``x`` is no gradient of ``other``; nothing if it is one."""
     dtype, is_complex = jnp.result_type(x), jnp.iscomplexobj(x)
@@ -99,15 +72,62 @@ def _misfit(x: Any, other: Any, what: str) -> str:
     return ""
 
 
-def beside_updates(updates: Any, params: Any) -> Any:
+def mask_params_like(updates: Any, params: Any) -> Any:
     """Puts None into ``params`` where ``updates`` are None, as for the static parts of a model.
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """
-    if params is None or not any(map(_is_none, jax.tree.leaves(updates, is_leaf=_is_none))):
+    is_none = lambda x: x is None  # noqa: E731
+    if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
         return params
-    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=_is_none)
+    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
 
 
-def _is_none(x: Any) -> bool:
-    return x is None
+def check_state(old: optax.OptState, new: optax.OptState) -> None:
+    """Raises ValueError unless an update keeps the structure and the shapes of its state.
+
+    NumPy's broadcasting would stretch a running mean of another side, or of a kernel that was read
+    the other way, to the shape of the matrix.
+    """
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise wrong_state(old, new)
+    pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
+    if all(jnp.shape(x) == jnp.shape(y) for x, y in pairs):
+        return  # only a message needs names
+    wrong = [
+        (path_name(path), f"is {jnp.shape(x)}, {jnp.shape(y)} after the update")
+        for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=True)
+        if jnp.shape(x) != jnp.shape(y)
+    ]
+    raise ValueError(
+        f"The state is of other options, or of another reading: {listed(wrong)}. Make it for these,"
+        " tx.init(parameters), or go on from it in the middle of a run: state, report ="
+        " optax_muonplus.take_over(state, tx.init(parameters), parameters)."
+    )
+
+
+def wrong_state(state: optax.OptState, expected: Any) -> ValueError:
+    """Makes the error for ``state`` where one like ``expected``, or of its class, should be."""
+    has, should = (list(dict.fromkeys(_classes(x))) for x in (state, expected))
+    both = f"it has {', '.join(has) or 'none'}, where {', '.join(should)} should be"
+    if has == should:
+        both = f"other parts of {', '.join(has)}"
+    return ValueError(
+        f"Got the state of another optimizer: {both}. To go on from it in the middle of a run, make"
+        " it the state of this one: state, report = optax_muonplus.take_over(state,"
+        " tx.init(params), params). To start from the beginning, use tx.init(params)."
+    )
+
+
+def _classes(node: Any) -> Iterator[str]:
+    """Yields the names of the classes of states, from the outside to the inside."""
+    if isinstance(node, type):
+        yield node.__name__
+        return
+    level = jax.tree_util.default_registry.flatten_one_level(node)
+    if level is None or isinstance(node, optax.MaskedNode):
+        return
+    if isinstance(node, tuple):
+        yield type(node).__name__ if hasattr(node, "_fields") else f"a chain of {len(node)}"
+    for child in level[0]:
+        yield from _classes(child)

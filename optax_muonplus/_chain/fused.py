@@ -23,20 +23,12 @@ from optax_muonplus._core.scale import ScaleByShape
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FusedLink:
-    """Functions of each matrix, or of its momentum, which is made where it is read.
-
-    Attributes:
-      momentum: of the gradients, or None.
-      functions: in order, as they were given.
-      program: what runs of them.
-      rounds: whether results have the dtype of the gradients, or else that of the functions' input.
-      run: how functions are applied to the matrices of a tree.
-    """
+    """Functions of each matrix, or of its momentum, which is made where it is read."""
 
     momentum: Momentum | None
-    functions: tuple[MatrixFunction | DualNorm, ...]
-    program: Program
-    rounds: bool = True
+    functions: tuple[MatrixFunction | DualNorm, ...]  # as they were given
+    program: Program  # what runs of them
+    rounds: bool = True  # to the dtype of the gradients; else results have that of the momentum
     run: Run = plainly
 
     @classmethod
@@ -47,18 +39,15 @@ class FusedLink:
         rounds: bool = True,
         run: Run | None = None,
     ) -> "FusedLink":
-        """Returns the link of a momentum, if any, and functions."""
         program = compile_parts(momentum, functions)
         return cls(momentum, tuple(functions), program, rounds, run or plainly)
 
     def times(self, factor: jax.Array) -> "FusedLink":
-        """Returns the link with one more function, which multiplies by a number."""
         return dataclasses.replace(self, program=self.program.times(factor))
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
-        """Returns the state of the momentum and an empty one, or an empty one."""
-        given = [f for f in self.functions if not isinstance(f, DualNorm)]
-        _check_functions(given, leaves)
+        functions = [f for f in self.functions if not isinstance(f, DualNorm)]
+        _check_functions(functions, leaves)
         if self.momentum is None:
             return optax.EmptyState()
         return self.momentum.init(params), optax.EmptyState()

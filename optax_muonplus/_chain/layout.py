@@ -57,11 +57,7 @@ class MatrixSpec:
                     f"split_sizes must be the sizes of the blocks, as in (64, 64); got {sizes!r}."
                 )
             object.__setattr__(self, "split_sizes", tuple(map(int, sizes)))
-        if self.split_axis is None:
-            return
-        if not all_integers([self.split_axis]):
-            raise ValueError(f"split_axis must be the number of an axis, got {self.split_axis!r}.")
-        if sizes is None:
+        elif self.split_axis is not None:
             raise ValueError(
                 f"split_axis={self.split_axis} without split_sizes cuts nothing: give the sizes of"
                 " the blocks along it, as in split_sizes=(64, 64), or leave split_axis out."
@@ -89,8 +85,8 @@ class MatrixLayout:
       output_axes: axes that are flattened into rows.
       reduction_axes: axes that are flattened into columns.
       split_axis: axis that is cut into blocks, or None.
-      split_sizes: sizes of the blocks; empty if there is one block. Blocks of one size that follow
-        each other, as heads do, are a *run*: a batch, so that a program does not grow with them.
+      split_sizes: sizes of the blocks, if any. Blocks of one size that follow each other, as heads
+        do, are a *run*: a batch, so that a program does not grow with them.
       separate: whether each block is a run by itself.
     """
 
@@ -107,28 +103,24 @@ class MatrixLayout:
         """Returns the layout of a parameter of ``shape`` that ``spec`` describes.
 
         Raises:
-          ValueError: if the parameter has fewer than two axes or an empty one, an axis does not
-            exist or is named twice, a side has no axis, or split sizes do not add up.
+          ValueError: if the parameter has an empty axis, an axis does not exist or is named twice,
+            a side has no axis, or split sizes do not add up.
         """
         shape = tuple(shape)
-        if len(shape) < 2:
-            raise ValueError(
-                f"a parameter of shape {shape} is not a matrix, but was given {spec}. Parameters of"
-                " fewer than two axes belong to the AdamW group: give None."
-            )
         if 0 in shape:
             raise ValueError(f"a parameter of shape {shape} has an empty axis; leave it out.")
         reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
         output = _axes(shape, spec.output_axis, "output_axis", spec)
-        if set(reduction) & set(output):
+        both = reduction + output
+        if len(set(both)) < len(both):
             raise ValueError(
-                f"reduction axes {reduction} and output axes {output} of {spec} overlap for shape"
-                f" {shape}. Each axis belongs to one side, or to neither (a batch axis)."
+                f"{spec} names an axis of shape {shape} twice. Each axis belongs to one side, or to"
+                " neither (a batch axis)."
             )
-        batch = tuple(axis for axis in range(len(shape)) if axis not in reduction + output)
+        batch = tuple(axis for axis in range(len(shape)) if axis not in both)
         if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
             return cls(shape, batch, output, reduction)
-        split_axis = _split_axis(shape, reduction + output, output, spec)
+        split_axis = _split_axis(shape, both, output, spec)
         return cls(shape, batch, output, reduction, split_axis, tuple(spec.split_sizes))
 
     @property
@@ -138,7 +130,6 @@ class MatrixLayout:
 
     @property
     def matrix_axes(self) -> Shape:
-        """Axes that are not batch axes, in the order of the parameter's."""
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
 
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
@@ -189,7 +180,6 @@ class MatrixLayout:
         return batch, rows, columns
 
     def block_shapes(self) -> list[tuple[int, int, int]]:
-        """Returns ``(batch, out, in)`` of each run of blocks."""
         return [run.matrix_shape(run.shape) for run in self.runs()]
 
     def to_matrices(self, x: jax.Array) -> list[jax.Array]:
@@ -249,7 +239,6 @@ class MatrixLayout:
         return parts
 
     def join(self, runs: Sequence[jax.Array]) -> jax.Array:
-        """Joins the runs that :meth:`cut` gives."""
         axis = self.split_axis
         if axis is None:
             return runs[0]
@@ -278,15 +267,14 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
     if not given or not all_integers(given) or not all(-ndim <= axis < ndim for axis in given):
-        raise ValueError(f"{name} of {spec} must name one or more of the axes of shape {shape}.")
-    positive = tuple(axis % ndim for axis in given)
-    if len(set(positive)) < len(positive):
-        raise ValueError(f"{name} of {spec} names an axis of shape {shape} twice.")
-    return positive
+        raise ValueError(
+            f"{name} of {spec} must name one or more of the axes of shape {shape}. A parameter that"
+            " is not a matrix gets None, which leaves it to AdamW."
+        )
+    return tuple(axis % ndim for axis in given)
 
 
 def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
-    """Finds the fused axis, and checks it against the sizes of its blocks."""
     sizes = spec.split_sizes or ()
     if spec.split_axis is None and len(output) > 1:
         raise ValueError(

@@ -11,10 +11,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.checks import check_gradients, check_inexact_dtypes
+from optax_muonplus._chain.checks import check_gradients, check_inexact, wrong_state
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.paths import flatten_with_names
-from optax_muonplus._chain.states import wrong_state
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._core.function import matrix_function, static
 from optax_muonplus._core.momentum import look_ahead, moving_average
@@ -25,11 +24,9 @@ Buffer = tuple[jax.Array, ...]
 
 
 class MomentumState(NamedTuple):
-    """State of :func:`optax_muonplus.momentum`.
+    """State of :func:`optax_muonplus.momentum`: ``mu`` has a buffer for each parameter.
 
-    Attributes:
-      mu: one buffer for each parameter, of its shape.
-      count: number of updates so far, for bias correction; None without it.
+    The ``count`` of updates is for bias correction, and None without it.
     """
 
     mu: optax.Updates
@@ -41,10 +38,8 @@ class Storage:
     """How the buffers of a momentum are kept between updates."""
 
     state: Any  # the class of the state: trees of arrays, and the count of updates
-    # From zeros like the parameters, and the count, to the first state.
-    empty: Callable[[optax.Params, Any], Any]
-    # From the arrays that hold one buffer, or from parts of them, to the momentum.
-    load: Callable[..., jax.Array]
+    empty: Callable[[optax.Params, Any], Any]  # from zeros and the count to the first state
+    load: Callable[..., jax.Array]  # from the arrays that hold one buffer to the momentum
     # From a momentum, and the arrays that held the one before, to arrays that hold it.
     store: Callable[[jax.Array, Buffer], Buffer]
 
@@ -63,7 +58,6 @@ _STORAGES = {"int8": "optax_muonplus.int8"}
 
 
 def storage_of(dtype: np.dtype | None) -> Storage:
-    """Returns how buffers of a dtype are kept."""
     module = None if dtype is None else _STORAGES.get(dtype.name)
     return importlib.import_module(module).STORAGE if module else AS_NUMBERS
 
@@ -93,7 +87,6 @@ class LookAhead:
     load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
-        """Returns the direction of what holds the momentum and, with ``nesterov``, the gradient."""
         *buffer, g = arrays if self.nesterov else (*arrays, None)
         return look_ahead(self.load(*buffer), g, self.beta, self.count, self.divisor)
 
@@ -108,7 +101,6 @@ class Momentum:
     mu_dtype: DTypeLike | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError as :func:`optax_muonplus.momentum`."""
         check_number("beta", self.beta, DECAY)
         check_flag("nesterov", self.nesterov)
         check_flag("bias_correction", self.bias_correction)
@@ -120,9 +112,8 @@ class Momentum:
         return momentum_dtype(self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
-        """Returns the state before the first update."""
         paths, leaves = flatten_with_names(params)
-        check_inexact_dtypes(paths, [jnp.result_type(leaf) for leaf in leaves])
+        check_inexact(paths, [jnp.result_type(leaf) for leaf in leaves])
         _check_mu_dtype(leaves, self.dtype)
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
         zeros = optax.tree.zeros_like(params, dtype=self.dtype)
@@ -131,7 +122,6 @@ class Momentum:
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
-        """Returns the directions and the new state."""
         del params
         state, directions = self.advance(updates, state)
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
@@ -153,7 +143,8 @@ class Momentum:
         the largest gradient. Gradients that were ``compared`` with parameters are not checked.
         """
         storage = storage_of(self.dtype)
-        check_momentum(state, storage, self.bias_correction)
+        if getattr(state, "_fields", None) != storage.state._fields:
+            raise wrong_state(state, storage.state)
         if not compared:
             check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
@@ -183,17 +174,6 @@ def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
         )
 
 
-def check_momentum(state: Any, storage: "Storage", bias_correction: bool) -> None:
-    """Raises ValueError unless ``state`` is one of that storage, with a count if one is needed."""
-    if getattr(state, "_fields", None) != storage.state._fields:
-        raise wrong_state(state, storage.state)
-    if bias_correction and state.count is None:
-        raise ValueError(
-            "The momentum in this state has no count, but bias_correction=True needs one. Get a"
-            " state that has: optax_muonplus.take_over(state, tx.init(params), params)."
-        )
-
-
 def buffers_of(state: Any) -> tuple[list[Buffer], Any]:
     """Returns the arrays that hold each leaf's momentum, and the structure of the tree."""
     first, *others = state[:-1]
@@ -202,6 +182,5 @@ def buffers_of(state: Any) -> tuple[list[Buffer], Any]:
 
 
 def state_of(like: Any, treedef: Any, buffers: list[Buffer], count: Any) -> Any:
-    """Makes a state of the arrays that :func:`buffers_of` returns."""
     columns = zip(*buffers, strict=True) if buffers else ((),) * (len(like) - 1)
     return type(like)(*map(treedef.unflatten, columns), count)

@@ -10,27 +10,21 @@ from optax_muonplus._core.precision import narrowed, narrower
 
 
 class Operand(NamedTuple):
-    """An array that is computed from others when it is loaded.
+    """An array that is computed from others when it is loaded, by an elementwise function.
 
-    Attributes:
-      arrays: what it is computed from. The first has its shape; others may have one number for
-        each block of it.
-      dtype: what it is rounded to when it is loaded.
-      compute: an elementwise function of the arrays; None stands for the only array itself.
+    The first array has its shape; others may have one number for each block of it.
     """
 
     arrays: tuple[jax.Array, ...]
-    dtype: Any
-    compute: Callable[..., jax.Array] | None = None
+    dtype: Any  # what it is rounded to when it is loaded
+    compute: Callable[..., jax.Array] | None = None  # None stands for the only array itself
 
     @classmethod
     def of(cls, x: Any) -> "Operand":
-        """Returns the operand that is an array in memory."""
         x = jnp.asarray(x)
         return cls((x,), x.dtype)
 
     def load(self) -> jax.Array:
-        """Returns the array."""
         x = self.arrays[0] if self.compute is None else self.compute(*self.arrays)
         return narrowed(x, self.dtype)
 
@@ -39,5 +33,4 @@ class Operand(NamedTuple):
         return self._replace(dtype=narrower(self.dtype, dtype))
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Operand":
-        """Returns the operand of changed arrays."""
         return self._replace(arrays=tuple(change(x) for x in self.arrays))

@@ -41,7 +41,6 @@ def flatten_tree(
 def flatten_with_names(
     tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
 ) -> tuple[list[Path], list[Any]]:
-    """Returns the paths and leaves of :func:`flatten_tree`."""
     return flatten_tree(tree, is_leaf)[:2]
 
 
@@ -51,13 +50,11 @@ def is_hole(x: Any) -> bool:
 
 
 def path_of_keys(keys: Any) -> Path:
-    """Returns the names of a path as ``jax.tree_util`` gives it."""
     joined = jax.tree_util.keystr(keys, simple=True, separator="/")
     return tuple(name for name in joined.split("/") if name)
 
 
 def path_name(path: Path) -> str:
-    """Writes ``path`` as messages show it."""
     return "/".join(path) or "(root)"
 
 

@@ -16,7 +16,6 @@ from optax_muonplus._core.function import (
     Elementwise,
     MatrixFunction,
     ViaTranspose,
-    compose,
     matrix_function,
     static,
 )
@@ -35,44 +34,30 @@ class DualNorm:
 
 @matrix_function
 class Program:
-    """Functions on matrices as they run, the first one first.
+    """Functions on matrices as they run, the first one first."""
 
-    Attributes:
-      functions: of matrices ``(batch, out, in)``.
-      transposed: the same of matrices that are stored as ``(batch, in, out)``.
-      divisor: what the momentum is divided by, before it can overflow.
-    """
-
-    functions: tuple[MatrixFunction, ...]
-    transposed: tuple[MatrixFunction, ...]
-    divisor: float = static(default=1.0)
+    functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
+    transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
+    divisor: float = static(default=1.0)  # of the momentum, before it can overflow
 
     @classmethod
     def of(cls, functions: Sequence[MatrixFunction], divisor: float = 1.0) -> "Program":
-        """Returns the program of functions as they are."""
-        return cls(tuple(functions), tuple(f.transposed() for f in functions), divisor)
+        return cls(tuple(functions), _transposed(functions), divisor)
 
     def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
-        """Returns the functions of matrices that are stored as (in, out) if ``transposed``."""
         return self.transposed if transposed else self.functions
 
     def __call__(self, x: jax.Array, transposed: bool) -> jax.Array:
-        """Returns the functions of ``x``, one after the other."""
-        for function in self.stored(transposed):
-            x = function(x)
-        return x
+        return _apply_all(self.stored(transposed), x)
 
     def times(self, factor: jax.Array) -> "Program":
-        """Returns the program with one more function, which multiplies by a number."""
         return Program.of([*self.functions, Times(factor)], self.divisor)
 
     @property
     def input_dtype(self) -> jnp.dtype | None:
-        """The dtype that matrices are rounded to before anything else, or None."""
         return self.functions[0].input_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts FLOPs of products for a matrix ``(out, in)``."""
         return sum(function.flops(shape) for function in self.functions)
 
 
@@ -104,27 +89,33 @@ class NormalizeBounded(MatrixFunction):
 class ScaleByDualNorm(MatrixFunction):
     """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M."""
 
-    function: MatrixFunction  # f
-    scale: MatrixFunction  # s, which multiplies each matrix by a number
+    functions: tuple[MatrixFunction, ...]  # f
+    scales: tuple[MatrixFunction, ...]  # s, each of which multiplies a matrix by a number
     divisor: float = static(default=1.0)  # M is this times the argument
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Multiplies ``s(f(x))`` by the inner product, to the largest number at most."""
-        o = self.function(x)
+        o = _apply_all(self.functions, x)
         # The inner product may be beyond the largest number where the update is not.
         y, power = scale_by_pow2(x)
         inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
-        return times_pow2(self.scale(o) * inner.astype(o.dtype), power * self.divisor)
-
-    @property
-    def transpose_equivariant(self) -> bool:
-        return self.function.transpose_equivariant and self.scale.transpose_equivariant
+        scaled = _apply_all(self.scales, o)
+        return times_pow2(scaled * inner.astype(o.dtype), power * self.divisor)
 
     def transposed(self) -> MatrixFunction:
-        return ScaleByDualNorm(self.function.transposed(), self.scale.transposed(), self.divisor)
+        return ScaleByDualNorm(_transposed(self.functions), _transposed(self.scales), self.divisor)
 
     def flops(self, shape: tuple[int, int]) -> int:
-        return self.function.flops(shape)
+        return sum(function.flops(shape) for function in self.functions)
+
+
+def _apply_all(functions: Sequence[MatrixFunction], x: jax.Array) -> jax.Array:
+    for function in functions:
+        x = function(x)
+    return x
+
+
+def _transposed(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ...]:
+    return tuple(function.transposed() for function in functions)
 
 
 def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | DualNorm]) -> Program:
@@ -144,11 +135,11 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
         if isinstance(part, Normalize) and _is_polar_factor(before):
             part = NormalizeBounded(part)
         if isinstance(part, ScaleByShape) and part.norm is None:
-            part = _told(part, before)
+            part = _scale_after(before, part)
         functions.append(part)
     if before_dual_norm is not None:
         inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
-        functions = [ScaleByDualNorm(compose(inner), compose(outer), divisor)]
+        functions = [ScaleByDualNorm(tuple(inner), tuple(outer), divisor)]
     return Program.of(functions, divisor)
 
 
@@ -157,8 +148,8 @@ def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
-def _told(scale: ScaleByShape, before: MatrixFunction | None) -> ScaleByShape:
-    """Returns the factor by shape, which measures matrices of which it knows nothing."""
+def _scale_after(before: MatrixFunction | None, scale: ScaleByShape) -> ScaleByShape:
+    """Gives the factor by shape the norm before it; it measures matrices where that is unknown."""
     norm = before.normalize if isinstance(before, NormalizeBounded) else before
     if isinstance(norm, Normalize):
         return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)

@@ -52,12 +52,10 @@ class LeafInfo(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The path as people read it: ``blocks/0/attn/query/kernel``."""
         return path_name(self.path)
 
     @property
     def matrix(self) -> MatrixLayout:
-        """The layout of a leaf that is known to be a matrix."""
         assert self.layout is not None, self.name
         return self.layout
 
@@ -70,7 +68,6 @@ class LeafInfo(NamedTuple):
 
     @property
     def layer_shape(self) -> Shape:
-        """The shape that one of its layers has."""
         return tuple(size for axis, size in enumerate(self.shape) if axis not in self.stack)
 
     @property
@@ -91,7 +88,6 @@ class ResolvedTree(NamedTuple):
 
     @property
     def matrices(self) -> list[LeafInfo]:
-        """The records of leaves that are matrices."""
         return [leaf for leaf in self.leaves if leaf.layout is not None]
 
 

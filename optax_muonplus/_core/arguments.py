@@ -1,8 +1,6 @@
 """Checks of arguments: the one place where a number, a word or a dtype is refused.
 
-A hyperparameter may be a Python number, a NumPy or JAX scalar, an array without axes, or a tracer:
-``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers of arrays. A tracer
-has no value yet, so it is not checked.
+``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers, which have no value.
 """
 
 import functools
@@ -17,12 +15,7 @@ import numpy as np
 
 
 class Kind(NamedTuple):
-    """What a number must be.
-
-    Attributes:
-      words: the kind as messages say it, after "must be".
-      holds: whether a finite number is of this kind.
-    """
+    """What a finite number must be, in words after "must be", and as a test."""
 
     words: str
     holds: Callable[[float], bool]
@@ -34,17 +27,14 @@ DECAY = Kind("in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def check_number(name: str, value: Any, kind: Kind) -> None:
-    """Raises ValueError unless ``value`` is one number of that kind, or may be one, as a tracer.
-
-    A complex number is judged by its real part: ``optax.inject_hyperparams`` makes all numbers
-    complex where a parameter is.
-    """
+    """Raises ValueError unless ``value`` is one number of that kind, or may be one, as a tracer."""
     numeric = (int, float, complex, np.number, np.ndarray, jax.Array)
     dtype = getattr(value, "dtype", np.float64)
     is_one = isinstance(value, numeric) and not isinstance(value, bool) and not np.ndim(value)
     is_one = is_one and jnp.issubdtype(dtype, jnp.number)
-    if is_one and (isinstance(value, jax.core.Tracer) or not _is_here(value)):
+    if is_one and isinstance(value, jax.core.Tracer):
         return
+    # Injection makes all numbers complex where a parameter is.
     number = complex(np.asarray(value).item()) if is_one else complex(np.nan)
     if number.imag or not (np.isfinite(number.real) and kind.holds(number.real)):
         raise ValueError(
@@ -56,10 +46,7 @@ def check_number(name: str, value: Any, kind: Kind) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises ValueError unless ``value`` is True or False, which 1 and 0 are to Python too.
-
-    A word such as ``"no"`` would count as True.
-    """
+    """Raises ValueError unless ``value`` is True or False: a word such as "no" would be True."""
     if not (isinstance(value, bool | np.bool_ | int) and value in (0, 1)):
         raise ValueError(
             f"{name} must be True or False, got {value!r}. Under optax.inject_hyperparams add it to"
@@ -68,7 +55,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "") -> None:
-    """Raises ValueError, which lists the known words, unless ``value`` is one of them."""
+    """Raises ValueError unless ``value`` is one of the known words."""
     if not (isinstance(value, str) and value in known):
         hint = f' Write {name}="none".' if value is None and "none" in known else ""
         raise ValueError(f"Unknown {name} {value!r}. Known: {', '.join(known)}{otherwise}.{hint}")
@@ -88,10 +75,7 @@ def known_count(name: str, value: Any, at_most: int = 2**31 - 1) -> int | None:
 
 
 def floating_dtype(name: str, value: Any) -> np.dtype | None:
-    """Returns ``value`` as the floating-point or complex dtype of arrays; None stays None.
-
-    JAX combines dtypes of less than 16 bits with no other, so that they are refused too.
-    """
+    """Returns ``value`` as the floating-point or complex dtype of arrays; None stays None."""
     if value is None:
         return None
     dtype = jnp.dtype(value)
@@ -100,16 +84,8 @@ def floating_dtype(name: str, value: Any) -> np.dtype | None:
     return dtype
 
 
-def _is_here(value: Any) -> bool:
-    """Tells whether this process has the value of an array."""
-    return not isinstance(value, jax.Array) or value.is_fully_replicated
-
-
 def check_floating(*arrays: Any) -> None:
-    """Raises ValueError for an array, or a dtype, that cannot hold what is computed of it.
-
-    Results have the dtype of the array: integers would become zeros.
-    """
+    """Raises ValueError for arrays, or dtypes, of integers: their results would become zeros."""
     for x in arrays:
         dtype = jnp.dtype(getattr(x, "dtype", x))
         if not supported(dtype):
@@ -121,5 +97,5 @@ def check_floating(*arrays: Any) -> None:
 
 @functools.lru_cache
 def supported(dtype: Any) -> bool:
-    """Decides whether the library computes in ``dtype``: floating-point of 16 bits or more."""
+    """Returns whether ``dtype`` is floating-point of 16 bits, or more; JAX combines no fewer."""
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16

@@ -8,15 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.core
 import numpy as np
 
-from .arguments import known_count
+from .arguments import check_word, known_count
 
-# The coefficients of one step.
-Row = tuple[float, ...]
-# Coefficients are given as a table's name, one row, or several rows.
-CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]
+Row = tuple[float, ...]  # the coefficients of one step
+CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]  # a name, a row, or rows
 
 DEFAULT_STEPS = 5  # the paper's
 # Each step is written out in the program; the paper and its rivals use 4 to 10.
@@ -24,30 +21,19 @@ MAX_STEPS = 100
 
 
 class Table(NamedTuple):
-    """A published list of coefficients.
+    """A published list of coefficients."""
 
-    Attributes:
-      rows: one row for each step, in the order of use.
-      repeats_last: whether steps beyond the list repeat its last row. It is True only where the
-        composition then converges.
-      safety_factor: the input is divided by ``safety_factor * norm`` instead of ``norm``.
-      source: where the numbers are from.
-    """
-
-    rows: tuple[Row, ...]
-    repeats_last: bool
-    safety_factor: float
+    rows: tuple[Row, ...]  # one for each step
+    repeats_last: bool  # for steps beyond the list, where the composition then converges
+    safety_factor: float  # multiplies the norm that divides the input
     source: str
 
 
 class Coefficients(NamedTuple):
-    """The coefficients that one run of Newton-Schulz uses.
+    """The coefficients that one run of Newton-Schulz uses, with the safety factor of a table.
 
-    Attributes:
-      rows: exactly ``steps`` rows; or the whole table if ``steps`` is a traced array, and then the
-        last row is used for every further step.
-      steps: number of steps, a Python int or a traced integer array.
-      safety_factor: as in :class:`Table`.
+    There are ``steps`` rows; or, if that is a traced integer, all rows of the table, of which the
+    last one is used for every further step.
     """
 
     rows: tuple[Row, ...]
@@ -75,7 +61,9 @@ def for_steps(
         own than steps, or fewer rows than steps where the last row may not be repeated.
     """
     is_name = isinstance(ns_coeffs, str)
-    table = _table(ns_coeffs) if is_name else _table_of_rows(ns_coeffs)
+    if is_name:
+        check_word("ns_coeffs", ns_coeffs, tuple(TABLES), "; or pass rows")
+    table = TABLES[ns_coeffs] if is_name else _table_of_rows(ns_coeffs)
     ns_steps = DEFAULT_STEPS if ns_steps is None else ns_steps
     steps = known_count("ns_steps", ns_steps, MAX_STEPS)
     listed = len(table.rows)
@@ -104,20 +92,8 @@ def for_steps(
     return Coefficients(rows, steps, table.safety_factor)
 
 
-def _table(name: str) -> Table:
-    if name not in TABLES:
-        known = ", ".join(TABLES)
-        raise ValueError(f"Unknown ns_coeffs {name!r}. Known names: {known}; or pass rows.")
-    return TABLES[name]
-
-
 def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Table:
     """Makes a table of the caller's rows; a single one is used at every step, as in Optax."""
-    if isinstance(ns_coeffs, jax.core.Tracer):
-        raise ValueError(
-            "ns_coeffs is a traced array, but coefficients are static numbers here. Pass a name or"
-            " a tuple of Python numbers; under optax.inject_hyperparams a tuple is left alone."
-        )
     if isinstance(ns_coeffs, Mapping):
         raise ValueError(
             f"ns_coeffs is a mapping with {', '.join(map(str, ns_coeffs))}: pass arguments that are"
@@ -138,10 +114,8 @@ def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)
 
 
-_JORDAN = ((3.4445, -4.7750, 2.0315),)
-
-# Six rows, in units of 1/1024, from the appendix on amplification regions of the Muon+ paper
-# (arXiv:2602.21545). The last row brings singular values close to 1; five steps do not reach it.
+# From the appendix on amplification regions of the Muon+ paper (arXiv:2602.21545). The last row
+# brings singular values close to 1; five steps do not reach it.
 _YOU = tuple(
     (a / 1024, b / 1024, c / 1024)
     for a, b, c in (
@@ -193,33 +167,20 @@ _CUBIC = (
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
-        _JORDAN,
-        True,
-        1.0,
-        "Jordan et al., Muon, https://kellerjordan.github.io/posts/muon/ (2024)",
+        ((3.4445, -4.7750, 2.0315),), True, 1.0, "Jordan, kellerjordan.github.io/posts/muon (2024)"
     ),
     "you": Table(_YOU, False, 1.0, "Jiacheng You, in arXiv:2602.21545, appendix; first rows used"),
-    "dion": Table(
-        _DION,
-        False,
-        1.0,
-        "Jiacheng You, https://x.com/YouJiacheng/status/1905861218138804534; optax preset 'dion'",
-    ),
+    "dion": Table(_DION, False, 1.0, "Jiacheng You, x.com/YouJiacheng/status/1905861218138804534"),
     "polar_express": Table(
         (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
-        "Amsel et al., The Polar Express, arXiv:2505.16932, appendix A",
+        "Amsel et al., arXiv:2505.16932, appendix A",
     ),
     # The first polynomial maps 1 to 0.024, and values slightly above 1 to negative numbers. The
     # safety factor keeps matrices of one singular value away from there: bfloat16 would turn
     # their sign.
-    "cubic": Table(
-        _CUBIC,
-        True,
-        1.01,
-        "Huang, How Much Orthogonalization Does Muon Need?, arXiv:2606.00371: 5 steps",
-    ),
+    "cubic": Table(_CUBIC, True, 1.01, "Huang, arXiv:2606.00371: 5 steps"),
 }
 # optax.contrib.muon calls the same row "standard".
 TABLES["standard"] = TABLES["jordan"]

@@ -7,7 +7,7 @@ would cost a copy each way. Every function therefore also provides its transpose
 import abc
 import dataclasses
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import jax
@@ -18,7 +18,6 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def adjoint(x: Matrices) -> Matrices:
-    """Returns the conjugate transpose."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
@@ -112,7 +111,6 @@ class Elementwise(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """True: entries may be transposed first."""
         return True
 
 
@@ -137,34 +135,3 @@ class ViaTranspose(MatrixFunction):
 
     def transposed(self) -> MatrixFunction:
         return self.function
-
-
-@matrix_function
-class Composition(MatrixFunction):
-    """One function after the other, the first one first."""
-
-    functions: tuple[MatrixFunction, ...]
-
-    def __call__(self, x: Matrices) -> Matrices:
-        for function in self.functions:
-            x = function(x)
-        return x
-
-    @property
-    def transpose_equivariant(self) -> bool:
-        return all(function.transpose_equivariant for function in self.functions)
-
-    def transposed(self) -> "Composition":
-        return compose([f.transposed() for f in self.functions])
-
-    @property
-    def input_dtype(self) -> jnp.dtype | None:
-        return self.functions[0].input_dtype
-
-    def flops(self, shape: tuple[int, int]) -> int:
-        return sum(function.flops(shape) for function in self.functions)
-
-
-def compose(functions: Sequence[MatrixFunction]) -> Composition:
-    """Makes one function of several, the first one first."""
-    return Composition(tuple(functions))

@@ -143,7 +143,6 @@ def minimax(lower: float, upper: float, degree: int = 5) -> Row:
 
 
 def _remez(low: float, count: int) -> np.ndarray:
-    """Coefficients of the minimax odd polynomial with ``count`` terms on ``[low, 1]``."""
     # Chebyshev nodes are a good first guess of the points where the error is largest.
     nodes = (1 + low) / 2 - (1 - low) / 2 * np.cos(np.pi * np.arange(count + 1) / count)
     signs = (-1.0) ** np.arange(count + 1)

@@ -71,12 +71,8 @@ def look_ahead(
     .. math::
       \beta M_t / (1 - \beta^{t+1}) + (1 - \beta) G_t / (1 - \beta^t)
 
-    Args:
-      momentum: :math:`M_t`.
-      gradient: :math:`G_t`; with None the result is :math:`M_t / (1 - \beta^t)`.
-      beta: :math:`\beta`.
-      count: t, the number of updates with this one; with None nothing is divided.
-      prescale: divides the sum, before it can overflow.
+    Without a gradient it is :math:`M_t / (1 - \beta^t)`. The ``count`` is t, with this update; with
+    None nothing is corrected. ``prescale`` divides the sum, before it can overflow.
     """
     dtype = sum_dtype(momentum, momentum if gradient is None else gradient)
     beta = as_real(beta, jnp.finfo(dtype).dtype)
@@ -94,5 +90,4 @@ def look_ahead(
 
 
 def sum_dtype(momentum: jax.Array, gradient: jax.Array) -> jnp.dtype:
-    """Returns the wider of their dtypes, at least float32."""
     return accumulation_dtype(jnp.promote_types(momentum.dtype, gradient.dtype))

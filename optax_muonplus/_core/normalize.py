@@ -43,13 +43,11 @@ _OTHER_WAY: dict[Norm, Norm] = {
 
 
 def check_norm(norm: str) -> None:
-    """Raises ValueError, which lists the options, unless ``norm`` is one of them."""
     check_word("norm", norm, get_args(Norm))
 
 
 def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
-    check_norm(norm)
     if norm != "long":
         return _SIDES[norm]
     if fan_out == fan_in:
@@ -112,10 +110,7 @@ def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
     """
     check_floating(x, like)
     if x.shape != like.shape:
-        raise ValueError(
-            f"Got shapes {x.shape} and {like.shape}, but a matrix gets the norm of one of its own"
-            " shape."
-        )
+        raise ValueError(f"Got shapes {x.shape} and {like.shape}, which must be the same.")
     return _matched(x, like, bounded=False)
 
 
@@ -129,11 +124,6 @@ def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
     return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
 
 
-def _total(x: jax.Array) -> jax.Array:
-    """Sums over each matrix."""
-    return jnp.sum(x, (-2, -1), keepdims=True)
-
-
 @matrix_function
 class Normalize(MatrixFunction):
     """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``."""
@@ -143,7 +133,6 @@ class Normalize(MatrixFunction):
     match_frobenius: bool = static(default=True)
 
     def __post_init__(self) -> None:
-        """Raises ValueError as :func:`normalize_matrix`, and unless the flag is one."""
         check_norm(self.norm)
         check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
         check_flag("match_frobenius", self.match_frobenius)
@@ -154,10 +143,8 @@ class Normalize(MatrixFunction):
     def apply(self, x: Matrices, bounded: bool = False) -> Matrices:
         """Returns the function of ``x``.
 
-        Args:
-          x: matrices.
-          bounded: whether entries are known to be of the order of 1 at most, as those of a polar
-            factor are. It saves reading them once more, to keep their squares in range.
+        Entries that are ``bounded``, of the order of 1 at most as those of a polar factor, need not
+        be read once more to keep their squares in range.
         """
         check_floating(x)
         y, in_range = upcast_for_sum(x), bounded
@@ -172,7 +159,6 @@ class Normalize(MatrixFunction):
         return _matched(y, x, bounded) if self.match_frobenius else y
 
     def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
-        """Returns ``y`` with its rows, or columns, divided by their norms."""
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         if not bounded:
             # Squares of large numbers overflow; those of small ones vanish against norm_eps.
@@ -200,12 +186,11 @@ class Normalize(MatrixFunction):
             if i == len(sides):
                 # The power of two keeps XLA from making one sum over the matrix of two, which would
                 # read it once more.
-                before = 2**10 * _total(first / 2**10)
-                after = _total(squares * factor * factor)
+                before = 2**10 * jnp.sum(first / 2**10, (-2, -1), keepdims=True)
+                after = jnp.sum(squares * factor * factor, (-2, -1), keepdims=True)
                 factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))
             y = y * factor
         return y
 
     def transposed(self) -> MatrixFunction:
-        """Normalizes rows for columns and columns for rows."""
         return self.replace(norm=_OTHER_WAY.get(self.norm, self.norm))

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
@@ -86,10 +85,9 @@ class Orthogonalize(MatrixFunction):
         check_word("preconditioning", self.preconditioning, get_args(Preconditioning))
         check_number("eps", self.eps, NOT_NEGATIVE)
         if not callable(self.polar):
-            known = get_args(Polar)
             otherwise = "; or a function (*batch, out, in) -> the same, which under"
             otherwise += " optax.inject_hyperparams needs static_args=('polar',)"
-            check_word("polar", self.polar, known, otherwise)
+            check_word("polar", self.polar, get_args(Polar), otherwise)
         if self.is_iteration:
             chosen = for_steps(self.ns_coeffs, self.ns_steps)
             if self.polar == "gram":
@@ -99,7 +97,6 @@ class Orthogonalize(MatrixFunction):
         object.__setattr__(self, "compute_dtype", operand)
 
     def __call__(self, x: Matrices) -> Matrices:
-        """Returns the polar factors of ``x``, by the definition."""
         if callable(self.polar):
             return self.polar(x)
         if self.polar == "svd":
@@ -138,7 +135,6 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def is_iteration(self) -> bool:
-        """Whether it is Newton-Schulz, in either form."""
         return self.polar in ("auto", "newton_schulz", "gram")
 
     @property
@@ -147,17 +143,15 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def coefficients(self) -> Coefficients:
-        """The rows of the iteration, and what goes with them."""
         is_static = isinstance(self.ns_steps, int)
-        return (_kept if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
+        return (_cached_coefficients if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
 
     @property
     def restarts(self) -> Restarts | None:
-        """The restarts of the Gram iteration, if any are known."""
         return restarts_for(self.ns_coeffs, self.ns_steps)
 
 
-_kept: Callable[..., Coefficients] = functools.lru_cache(for_steps)
+_cached_coefficients: Callable[..., Coefficients] = functools.lru_cache(for_steps)
 
 
 def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
@@ -171,21 +165,20 @@ def _check_gram(
     ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
 ) -> None:
     """Raises ValueError unless restarts of the Gram iteration are known for these products."""
-    if isinstance(chosen.steps, jax.core.Tracer):
-        raise ValueError(
-            f"ns_steps={chosen.steps} is traced, but polar='gram' plans its restarts for a given"
-            " number of steps. Pass a Python int; under optax.inject_hyperparams add"
-            " static_args=('ns_steps',). Or polar='newton_schulz'."
-        )
-    steps = len(chosen.rows)
-    restarts = restarts_for(ns_coeffs, steps)
+    restarts, steps = restarts_for(ns_coeffs, chosen.steps), len(chosen.rows)
     if restarts is None:
         raise ValueError(
-            f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {steps} steps: they are"
-            " listed for published tables, up to 8 steps. Pass the name of a table, fewer steps, or"
-            " polar='auto'."
+            f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {chosen.steps} steps:"
+            " they are"
+            " listed for published tables, up to 8 steps, as a Python int (of which"
+            " optax.inject_hyperparams makes an array without static_args=('ns_steps',)). Pass such"
+            " a table and number, or polar='auto'."
         )
-    if operand == jnp.bfloat16 and steps > 1 and restarts.bfloat16 == every_step(steps):
+    if (
+        operand == jnp.bfloat16
+        and len(chosen.rows) > 1
+        and restarts.bfloat16 == every_step(len(chosen.rows))
+    ):
         raise ValueError(
             f"polar='gram' is less exact than the plain iteration in products of {operand} with"
             f" ns_coeffs={ns_coeffs!r} and {steps} steps, or diverges. Pass"

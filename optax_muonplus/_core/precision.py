@@ -15,12 +15,7 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
 
 
 def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtype:
-    """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``.
-
-    Raises:
-      ValueError: if ``dtype`` is not floating-point of 16 bits at least, and if one of the two is
-        real and the other complex.
-    """
+    """Returns the dtype of sums and of linear combinations, for matrices of ``dtype``."""
     check_floating(dtype)
     wide = accumulation_dtype(dtype)
     if compute_dtype is None:
@@ -36,12 +31,10 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
 
 
 def holds_float32(operand: jnp.dtype | None) -> bool:
-    """Returns whether operands of that dtype have the digits of float32 at least."""
     return operand is None or jnp.finfo(operand).nmant >= jnp.finfo(jnp.float32).nmant
 
 
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
-    """Casts ``x`` to the dtype of its sums, float32 at least."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 
@@ -74,13 +67,8 @@ def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Divides matrices by a power of two near their largest entry.
 
     The squares of the quotient cannot overflow, and cannot all underflow. The division is exact, so
-    that it does not matter whether ``x`` is rounded to a narrower dtype before or after it.
-
-    Args:
-      x: matrices ``(*batch, out, in)``, real or complex.
-
-    Returns:
-      The quotient, and the powers ``(*batch, 1, 1)``. The power is 1 for a matrix of zeros.
+    that it does not matter whether ``x`` is rounded to a narrower dtype before or after it. Returns
+    the quotient, and the powers ``(*batch, 1, 1)``: 1 for a matrix of zeros.
     """
     return divide_by_pow2(x, jnp.max(jnp.abs(x), (-2, -1), keepdims=True, initial=0))
 
@@ -106,8 +94,7 @@ def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
 def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Casts ``x``; finite numbers that leave the range of ``dtype`` become its largest number.
 
-    An infinity in a momentum buffer or a parameter would turn into NaN and stay. Infinities that
-    are in ``x`` already stay.
+    An infinity in a momentum buffer or a parameter would turn into NaN and stay.
     """
     largest = jnp.finfo(dtype).max
     fits = largest >= jnp.finfo(x.dtype).max

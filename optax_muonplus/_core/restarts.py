@@ -15,19 +15,12 @@ from .coefficients import CoefficientsLike
 
 
 class Restarts(NamedTuple):
-    """Steps, counted from 0, that compute the Gram matrix again, by the precision of products.
-
-    Attributes:
-      float32: products are made in float32.
-      bfloat16_x3: they are made of three products of bfloat16 parts.
-      float16: operands and results of products are float16.
-      bfloat16: they are bfloat16. Every step, unless others were found to be as exact as that.
-    """
+    """Steps, counted from 0, that compute the Gram matrix again, by the precision of products."""
 
     float32: tuple[int, ...]
-    bfloat16_x3: tuple[int, ...]
-    float16: tuple[int, ...]
-    bfloat16: tuple[int, ...]
+    bfloat16_x3: tuple[int, ...]  # each of three products of bfloat16 parts
+    float16: tuple[int, ...]  # operands and results
+    bfloat16: tuple[int, ...]  # every step, unless others were found to be as exact as that
 
 
 def restarts_for(ns_coeffs: CoefficientsLike, steps: Any) -> Restarts | None:
@@ -40,7 +33,6 @@ def restarts_for(ns_coeffs: CoefficientsLike, steps: Any) -> Restarts | None:
 
 
 def every_step(steps: int) -> tuple[int, ...]:
-    """Returns the restarts of plain Newton-Schulz, which computes the Gram matrix at each step."""
     return tuple(range(1, steps))
 
 

@@ -15,7 +15,6 @@ ShapeScale = Literal["spectral", "max", "none"]
 
 
 def check_shape_scale(shape_scale: str) -> None:
-    """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
     check_word("shape_scale", shape_scale, get_args(ShapeScale))
 
 
@@ -80,7 +79,6 @@ class ScaleByShape(MatrixFunction):
             check_number("consistent_rms", self.consistent_rms, POSITIVE)
 
     def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
-        """Returns the factor for a matrix ``(fan_out, fan_in)``."""
         if self.consistent_rms is not None:
             wanted = self.consistent_rms
             if not isinstance(wanted, float | int):
@@ -118,7 +116,6 @@ class ScaleByShape(MatrixFunction):
         return (y * (wanted * size)).astype(x.dtype)
 
     def transposed(self) -> MatrixFunction:
-        """Returns the same factor, with fan-out and fan-in read off the other axes."""
         return ScaleByTransposedShape(self)
 
 

@@ -35,9 +35,6 @@ def map_blocks(
 
     Returns:
       A tree of the results, or as many trees as ``n_results``.
-
-    Raises:
-      ValueError: for a function that returns another number of arrays than ``n_results``.
     """
     arrays, treedef = jax.tree.flatten(tree)
     columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
@@ -45,13 +42,8 @@ def map_blocks(
     for leaf, *inputs in zip(leaves, *columns, strict=True):
         layout = _cut_without_reshape(leaf.matrix, inputs[0])
         blocks = zip(layout.runs(), *(layout.cut(jnp.asarray(x)) for x in inputs), strict=True)
-        made = [function(run, *block) for run, *block in blocks]
-        if n_results is not None and any(len(x) != n_results for x in made):
-            raise ValueError(
-                f"map_blocks got n_results={n_results}, and the function returned {len(made[0])}"
-                f" arrays for {'/'.join(leaf.path)}: return as many as n_results."
-            )
-        parts = [made] if n_results is None else zip(*made, strict=True)
+        outputs = [function(run, *block) for run, *block in blocks]
+        parts = [outputs] if n_results is None else zip(*outputs, strict=True)
         for result, part in zip(results, parts, strict=True):
             result.append(layout.join(part))
     trees = tuple(treedef.unflatten(result) for result in results)

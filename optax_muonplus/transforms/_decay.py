@@ -56,8 +56,7 @@ def decayed_weights(
     if isinstance(mask, bool | np.bool_ | np.ndarray | jax.Array):
         raise ValueError(
             f"weight_decay_mask is {mask}, one flag for all parameters. optax.inject_hyperparams"
-            " makes that of a function, which it calls with the number of the step: add"
-            " static_args=('weight_decay_mask',) to it. Otherwise leave the mask out, or the decay."
+            " calls a function with the number of the step: add static_args=('weight_decay_mask',)."
         )
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return Scaling(*optax.identity())
@@ -77,10 +76,7 @@ def check_rate(
 ) -> None:
     """Raises ValueError for a rate or decay that is negative or not finite, and for large decay.
 
-    Args:
-      learning_rate: number or schedule, which is not checked.
-      weight_decay: number or schedule.
-      prefix: of both arguments' names, for messages.
+    Schedules are not checked. ``prefix`` stands before both names in messages.
     """
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
         if not callable(value):

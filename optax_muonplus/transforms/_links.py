@@ -1,8 +1,4 @@
-"""The links of Muon+ as Optax transformations.
-
-Each link computes in float32 at least. The updates of :func:`momentum` are not rounded to the dtype
-of the gradients; those of the other links have the dtype of their input.
-"""
+"""The links of Muon+ as Optax transformations, each of which computes in float32 at least."""
 
 from typing import Unpack
 
@@ -122,11 +118,7 @@ def normalize(
       where: as in :func:`orthogonalize`.
       **fields: as in :func:`orthogonalize`.
     """
-    return matrix_chain(
-        Normalize(norm, norm_eps, match_frobenius),
-        where=where,
-        **fields,
-    )
+    return matrix_chain(Normalize(norm, norm_eps, match_frobenius), where=where, **fields)
 
 
 def scale_by_shape(

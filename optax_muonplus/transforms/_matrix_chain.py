@@ -56,10 +56,8 @@ def matrix_chain(
 
     Raises:
       TypeError: for something else.
-      ValueError: for links with several ``where``, a whole optimizer in
-        the place of a link, a momentum behind another one or behind functions, a normalization
-        before a polar factor, and a polar factor right after another one; at init, for leaves that
-        are not matrices.
+      ValueError: for links with several ``where``, a whole optimizer in the place of a link, and
+        links in an order in which one undoes another; at init, for leaves that are not matrices.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -88,12 +86,13 @@ def parts_of(link: Any) -> tuple[Any, ...]:
         )
     if isinstance(link, MomentumTransformation):
         return (link.momentum,)
-    if isinstance(link, optax.GradientTransformation | MatrixFunction | Momentum | DualNorm):
+    if isinstance(link, MatrixFunction | DualNorm):
         return (link,)
-    if hasattr(link, "init") and hasattr(link, "update") and not isinstance(link, type):
-        return (link,)
-    if callable(link) and not isinstance(link, type):
-        return (ArrayFunction(link),)
+    if not isinstance(link, type):
+        if hasattr(link, "init") and hasattr(link, "update"):
+            return (link,)
+        if callable(link):
+            return (ArrayFunction(link),)
     raise TypeError(
         f"matrix_chain got {link!r}, which is no link: pass transformations, functions on arrays"
         " (*batch, out, in), or objects with init(params, leaves) and update(updates, state,"

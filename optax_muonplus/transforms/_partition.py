@@ -15,6 +15,7 @@ from optax_muonplus._chain.chain import (
     ChainTransformation,
     MatrixTransformation,
     TreeTransformation,
+    promoted,
 )
 from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
@@ -27,15 +28,13 @@ def partition(
 ) -> ChainTransformation:
     """Returns ``optax.partition`` of a chain for matrices and a transformation of all others.
 
-    A user can write the same with ``optax.partition`` and labels of the chain's ``where``. Here a
-    tree is read once for both, gradients are checked, and the first state is sharded like the
-    parameters.
+    Here a tree is read once for both, gradients are checked, and the first state is sharded like
+    the parameters.
     """
     whole = TreeTransformation(Partition(matrices.chain, wide_arithmetic(others)), matrices.resolve)
-    made = ChainTransformation(whole.init, whole.update)
-    made.parts, made.chain = matrices.parts, matrices.chain
-    made.resolve, made.run = matrices.resolve, matrices.run
-    return made
+    result = ChainTransformation(whole.init, whole.update)
+    vars(result).update(vars(matrices))
+    return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,8 +106,7 @@ def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransf
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        if params is not None:
-            updates = jax.tree.map(_promoted, updates, params)
+        updates = promoted(updates, params)
         made, new = inner.update(*jax.tree.map(_widened, (updates, state, params)), **extra)
         made = jax.tree.map(functools.partial(_as_before, jnp.float16), made, updates)
         return made, jax.tree.map(functools.partial(_as_before, jnp.inexact), new, state)
@@ -140,11 +138,6 @@ def nadamw(
         decayed_weights(weight_decay),
         scale_by_rate(learning_rate),
     )
-
-
-def _promoted(update: Any, parameter: Any) -> jax.Array:
-    update = jnp.asarray(update)
-    return update.astype(jnp.promote_types(update.dtype, jnp.result_type(parameter)))
 
 
 def _widened(x: Any) -> Any:

@@ -77,7 +77,6 @@ class Matrices:
         return self(params).labels
 
     def __call__(self, tree: Any) -> ResolvedTree:
-        """Returns the records of all leaves."""
         return self._resolver(tree)
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
@@ -97,12 +96,12 @@ class MatricesFields(TypedDict, total=False):
 def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | None:
     """Returns the object, or one of its fields; raises ValueError for both."""
     # optax.inject_hyperparams passes on under their name what ``**fields`` have collected.
-    told = {**fields, **fields.get("fields", {})}
-    told.pop("fields", None)
-    where = told.pop("where", where)
-    if where is not None and told:
-        raise ValueError(f"{', '.join(told)} beside where=: give them to omp.Matrices(...).")
-    return Matrices(**told) if told else where
+    chosen = {**fields, **fields.get("fields", {})}
+    chosen.pop("fields", None)
+    where = chosen.pop("where", where)
+    if where is not None and chosen:
+        raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
+    return Matrices(**chosen) if chosen else where
 
 
 def one_of(given: Sequence[Any]) -> Matrices:
@@ -110,13 +109,13 @@ def one_of(given: Sequence[Any]) -> Matrices:
 
     Raises ValueError for two.
     """
-    told = list({id(where): where for where in given if not where.is_default}.values())
-    if len(told) > 1:
+    chosen = list({id(where): where for where in given if not where.is_default}.values())
+    if len(chosen) > 1:
         raise ValueError(
             "Two objects say which parameters are matrices: where= of a link and where= of another"
             " one or of the chain around it. Make one omp.Matrices(...) and pass it once."
         )
-    where = told[0] if told else Matrices()
+    where = chosen[0] if chosen else Matrices()
     vars(where)["in_links"] = True
     return where
 

@@ -136,7 +136,7 @@ def test_relaxed_tables_use_the_whole_band_after_each_step(degree, steps, lower)
     [
         (
             lambda: coefficients.for_steps("muonn", 5),
-            "Unknown ns_coeffs 'muonn'. Known names: jordan",
+            "Unknown ns_coeffs 'muonn'. Known: jordan",
         ),
         (lambda: coefficients.for_steps("you", 7), "6 rows, too few for ns_steps=7.*polar_express"),
         (lambda: coefficients.for_steps("dion", 6), "ns_steps=5 or fewer"),

@@ -90,7 +90,7 @@ def test_two_paths_of_one_spelling_are_refused():
 
 def test_dimension_numbers_of_a_vector_are_refused_by_its_path():
     params = nested_shapes(up__bias=(6,), up__kernel=(4, 6))
-    with pytest.raises(ValueError, match=r"up/bias: a parameter of shape \(6,\) is not a matrix"):
+    with pytest.raises(ValueError, match=r"up/bias: .* axes of shape \(6,\)"):
         omp.muonplus(0.1, muon_weight_dimension_numbers=Dims()).init(params)
 
 

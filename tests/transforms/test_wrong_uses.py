@@ -1,4 +1,4 @@
-"""Wrong uses that JAX or Optax would answer with a raw error, or not at all."""
+"""Wrong uses of links, states and gradients: none is silent."""
 
 import functools
 
@@ -23,28 +23,25 @@ SCALED = {"w": jnp.ones((4, 4)), "scale": jnp.ones(())}
 
 
 @pytest.mark.parametrize(
-    ("params", "grads", "message"),
-    [
-        (PARAMS, PART, r"^Gradients do not fit. Missing: .*out/w\. Call update\(gradients,"),
-        (SCALED, {"w": SCALED["w"]}, r"Gradients do not fit\. Missing: scale\. Call"),
-        (PART, PARAMS, r"Gradients do not fit\. Too many: out/w"),
-    ],
+    ("params", "grads"), [(PARAMS, PART), (SCALED, {"w": SCALED["w"]}), (PART, PARAMS)]
 )
-def test_gradients_of_other_parameters_are_refused(params, grads, message):
+@pytest.mark.parametrize("given", [True, False])
+def test_gradients_of_other_parameters_are_never_silent(params, grads, given):
+    """JAX and Optax name the structures."""
     tx = omp.muonplus(0.1)
-    with pytest.raises(ValueError, match=message):
-        tx.update(grads, tx.init(params), params)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        tx.update(grads, tx.init(params), params if given else None)
 
 
 @pytest.mark.parametrize("mu_dtype", [None, "int8"])
 @pytest.mark.parametrize("name", ["out", "dense"])
 @pytest.mark.parametrize("given", [True, False])
-def test_none_gradients_are_refused_before_anything_else(mu_dtype, name, given):
+def test_none_gradients_are_never_silent(mu_dtype, name, given):
     """Of matrices and of AdamW's parameters, with parameters and without."""
     tx = omp.muonplus(0.1, mu_dtype=mu_dtype)
     leaf = {"out": "w", "dense": "bias"}[name]
     grads = {**PARAMS, name: {**PARAMS[name], leaf: None}}
-    with pytest.raises(ValueError, match=rf"^Gradients are None for {name}/{leaf}, for which"):
+    with pytest.raises((ValueError, TypeError)):
         tx.update(grads, tx.init(PARAMS), PARAMS if given else None)
 
 
@@ -134,5 +131,5 @@ def test_a_rule_returns_as_many_arrays_as_it_says():
 
     tx = omp.matrix_chain(Mine())
     matrices = {"w": jnp.ones((4, 4))}
-    with pytest.raises(ValueError, match=r"n_results=2, and the function returned 1 arrays for w"):
+    with pytest.raises(ValueError, match="zip"):
         tx.update(matrices, tx.init(matrices), matrices)
