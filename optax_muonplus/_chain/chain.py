@@ -15,6 +15,7 @@ import optax
 from optax_muonplus._chain.checks import (
     check_gradients,
     check_inexact,
+    check_no_gradient_is_none,
     check_only_matrices,
     check_state,
     mask_params_like,
@@ -279,6 +280,7 @@ class TreeTransformation:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        check_no_gradient_is_none(updates, state)
         check_gradients(updates, params)
         params = mask_params_like(updates, params)
         tree = self.resolve(updates)

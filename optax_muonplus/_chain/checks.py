@@ -72,15 +72,33 @@ def _misfit(x: Any, other: Any, what: str) -> str:
     return ""
 
 
+def check_no_gradient_is_none(gradients: Any, state: Any) -> None:
+    """Raises ValueError, naming the leaves, for None where the state has a momentum.
+
+    None is right for what is not trained, as Equinox has it; such leaves were None at init too.
+    """
+    if not any(map(_is_none, jax.tree.leaves(gradients, is_leaf=_is_none))):
+        return
+    paths, leaves = flatten_with_names(gradients, _is_none)
+    names = [path_name(path) for path, x in zip(paths, leaves, strict=True) if x is None]
+    trained = [f"/{path_name(path)}" for path in flatten_with_names(state)[0]]
+    ends = {name: (f"/mu/{name}", f"/codes/{name}") for name in names}
+    wrong = [(name, None) for name in names if any(x.endswith(ends[name]) for x in trained)]
+    if wrong:
+        raise ValueError(
+            f"Gradients are None for {listed(wrong)}, for which the state has a momentum:"
+            " pass zeros there, or leave it out of tx.init(parameters)."
+        )
+
+
 def mask_params_like(updates: Any, params: Any) -> Any:
     """Puts None into ``params`` where ``updates`` are None, as for the static parts of a model.
 
     Equinox's own examples pass a whole model, some leaves of which are functions.
     """
-    is_none = lambda x: x is None  # noqa: E731
-    if params is None or not any(map(is_none, jax.tree.leaves(updates, is_leaf=is_none))):
+    if params is None or not any(map(_is_none, jax.tree.leaves(updates, is_leaf=_is_none))):
         return params
-    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_none)
+    return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=_is_none)
 
 
 def check_state(old: optax.OptState, new: optax.OptState) -> None:
@@ -131,3 +149,7 @@ def _classes(node: Any) -> Iterator[str]:
         yield type(node).__name__ if hasattr(node, "_fields") else f"a chain of {len(node)}"
     for child in level[0]:
         yield from _classes(child)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
