@@ -253,6 +253,7 @@ def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTr
 
 
 def links_of(transformation: Any) -> tuple[Any, ...]:
+    """Returns the links of the chain in a transformation of this library; none of any other."""
     chain = getattr(transformation, "chain", None)
     return chain.links if isinstance(chain, Chain) else ()
 

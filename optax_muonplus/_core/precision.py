@@ -35,6 +35,7 @@ def holds_float32(operand: jnp.dtype | None) -> bool:
 
 
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
+    """Casts ``x`` to the dtype of its sums, float32 at least."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))
 
 

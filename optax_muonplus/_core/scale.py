@@ -15,6 +15,7 @@ ShapeScale = Literal["spectral", "max", "none"]
 
 
 def check_shape_scale(shape_scale: str) -> None:
+    """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
     check_word("shape_scale", shape_scale, get_args(ShapeScale))
 
 

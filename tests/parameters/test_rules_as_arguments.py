@@ -95,12 +95,12 @@ def test_describe_and_labels_take_rules():
     [
         {"kernel": None},
         "kernel",
-        (rule for rule in RULES),  # it would be empty the second time it is read
+        iter(RULES),  # it would be empty the second time it is read
         ("kernel", None),
         [("k", None, 2, 3)],
         [("kernel", 0)],
     ],
-    ids=str,
+    ids=lambda rules: type(rules).__name__,
 )
 def test_what_is_no_rule_is_refused_when_built(rules):
     for make in (omp.muonplus, omp.per_head):
