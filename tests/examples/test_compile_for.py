@@ -33,7 +33,7 @@ def test_a_run_that_fits(machine, capfd):
 
 
 def test_a_run_that_is_too_large_ends_with_1(capfd):
-    large = ["--model.context", "4096", "--model.attention", "plain", "--batch-size", "4096"]
+    large = ["--model.context", "4096", "--model.attention", "plain", "--batch-size", "256"]
     assert main([*TOY, *large, "--model.n-head", "16", "--compile-for", "cpu:1"]) == 1
     assert "fits        no" in capfd.readouterr().out
 
