@@ -245,3 +245,19 @@ def test_fields_of_matrices_are_keywords_too():
         omp.orthogonalize(where=omp.Matrices(), rules=rules)
     with pytest.raises(ValueError, match="no link has"):
         omp.partition_labels(params, rules=rules)
+
+
+@pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
+def test_fields_pass_through_injected_hyperparameters(make):
+    """``inject_hyperparams`` hands on what ``**fields`` collect under that name."""
+    params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
+    options = {"rules": [("a/", omp.MuonDimensionNumbers(1, 0))]}
+    options |= {} if make is omp.scale_by_muonplus else {"learning_rate": 0.1}
+
+    def update(tx):
+        return tx.update(params, tx.init(params), params)[0]["a"]["kernel"]
+
+    injected = update(optax.inject_hyperparams(make)(**options))
+    np.testing.assert_allclose(injected, update(make(**options)), rtol=1e-5)
+    del options["rules"]
+    assert np.abs(injected - update(make(**options))).max() > 1e-3
