@@ -13,7 +13,7 @@ import optax.contrib
 
 from optax_muonplus._chain.momentum import MomentumState
 from optax_muonplus._chain.paths import flatten_with_names, listed, path_name
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 
 MOMENTUM, FIRST, SECOND, UPDATES = "momentum", "first moment", "second moment", "updates"
 _Key = tuple[str, str]  # role and path of the parameter
@@ -199,7 +199,7 @@ def _placed(what: str, old: Any, new: Any, copy: bool) -> Any:
         raise ValueError(f"The {what} is {was} in the old state, and {wanted} in the new one.")
     x = old
     if jnp.result_type(old) != new.dtype:
-        cast = narrowed if jnp.issubdtype(new.dtype, jnp.inexact) else jnp.asarray
+        cast = saturating_cast if jnp.issubdtype(new.dtype, jnp.inexact) else jnp.asarray
         x = cast(jnp.asarray(old), new.dtype)
     if isinstance(x, jax.core.Tracer) or isinstance(new, jax.core.Tracer):
         here, wanted = jax.typeof(x).sharding, jax.typeof(new).sharding

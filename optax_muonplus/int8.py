@@ -16,7 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from optax_muonplus._chain.momentum import Buffer, MomentumState, Storage, buffers_of, state_of
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 
 BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each
 _LEAST = 16  # fewer elements would need more than 1.25 bytes each
@@ -64,7 +64,7 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     of zeros, or of numbers below 1e-36, has the scale and codes 0.
     """
     blocks, axis = _in_blocks(x, shape)
-    scales = narrowed(_largest(blocks, axis) / _LARGEST, jnp.float32)
+    scales = saturating_cast(_largest(blocks, axis) / _LARGEST, jnp.float32)
     codes = jnp.round(blocks / jnp.where(scales > 0, scales, 1))
     codes = jnp.clip(codes, -_LARGEST, _LARGEST).astype(jnp.int8)
     return _typed_like(codes.reshape(x.shape), x), _typed_like(scales.reshape(shape), x)

@@ -18,8 +18,8 @@ from optax_muonplus._execution.replicas import added_axes, gather, moved_to
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.sharding import (
     ShardingTree,
-    checked_sharding,
-    given_shardings,
+    broadcast_shardings,
+    check_sharding,
     leaf_sharding,
     mirrored,
 )
@@ -177,13 +177,13 @@ def find_shardings(
     paths, leaves = flat.paths, flat.arrays
     given: Sequence[NamedSharding | None] = [None] * len(paths)
     if sharding is not None:
-        given = given_shardings(flat, sharding)
+        given = broadcast_shardings(flat, sharding)
     axes = _axis_names(state_sharding)
     entries: Sequence[Any] = [axes] * len(paths)
     if state_sharding is None:
         entries = _of_arrays(state, paths, leaves)
     elif axes is None:
-        entries = given_shardings(flat, state_sharding)
+        entries = broadcast_shardings(flat, state_sharding)
     found, wrong = [], []
     for path, x, own, entry in zip(paths, leaves, given, entries, strict=True):
         try:
@@ -220,7 +220,7 @@ def _shardings(x: Any, given: NamedSharding | None, wanted: Any) -> Shardings:
         return Shardings(own, _over(own, x.shape, wanted))
     if dict(wanted.mesh.shape) != dict(own.mesh.shape):
         raise ValueError(f"state_sharding= is on {wanted.mesh}, the parameter on {own.mesh}")
-    return Shardings(own, checked_sharding(wanted.spec, x.shape, own.mesh))
+    return Shardings(own, check_sharding(wanted.spec, x.shape, own.mesh))
 
 
 def _over(own: LeafSharding, shape: tuple[int, ...], axes: tuple[str, ...]) -> LeafSharding:

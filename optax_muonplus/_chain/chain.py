@@ -26,7 +26,7 @@ from optax_muonplus._chain.plain import Run, plainly
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._chain.record import LeafInfo, ResolvedTree
 from optax_muonplus._core.function import MatrixFunction
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 
 
 class Link(Protocol):
@@ -195,7 +195,7 @@ def _like(
 
     def like(u: jax.Array, *given: Any) -> jax.Array:
         dtype = jnp.result_type(*map(jnp.result_type, given))
-        return u if u.dtype == dtype else narrowed(u, dtype)
+        return u if u.dtype == dtype else saturating_cast(u, dtype)
 
     return jax.tree.map(like, updates, gradients, *([] if params is None else [params]))
 

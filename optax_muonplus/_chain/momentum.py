@@ -17,7 +17,7 @@ from optax_muonplus._chain.paths import flatten_with_names
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._core.function import matrix_function, static
 from optax_muonplus._core.momentum import look_ahead, moving_average
-from optax_muonplus._core.precision import narrowed, narrower
+from optax_muonplus._core.precision import narrower, saturating_cast
 
 # The arrays that hold one buffer.
 Buffer = tuple[jax.Array, ...]
@@ -49,7 +49,7 @@ def _load(buffer: jax.Array) -> jax.Array:
 
 
 def _store(x: jax.Array, buffer: Buffer) -> Buffer:
-    return (narrowed(x, buffer[0].dtype),)
+    return (saturating_cast(x, buffer[0].dtype),)
 
 
 AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)

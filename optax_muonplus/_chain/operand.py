@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._core.precision import narrowed, narrower
+from optax_muonplus._core.precision import narrower, saturating_cast
 
 
 class Operand(NamedTuple):
@@ -26,7 +26,7 @@ class Operand(NamedTuple):
 
     def load(self) -> jax.Array:
         x = self.arrays[0] if self.compute is None else self.compute(*self.arrays)
-        return narrowed(x, self.dtype)
+        return saturating_cast(x, self.dtype)
 
     def rounded_to(self, dtype: Any) -> "Operand":
         """Returns the operand in a dtype, if that is narrower and has as many exponent bits."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import LeafInfo
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 
 Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
 
@@ -42,5 +42,5 @@ def plainly(
             for function in program.functions:
                 x = function(x).astype(dtype)
             blocks.append(jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x)
-        results.append(narrowed(leaf.matrix.from_matrices(blocks), leaf.dtype))
+        results.append(saturating_cast(leaf.matrix.from_matrices(blocks), leaf.dtype))
     return results

@@ -92,7 +92,7 @@ def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
     return _saturated(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
 
 
-def narrowed(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+def saturating_cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Casts ``x``; finite numbers that leave the range of ``dtype`` become its largest number.
 
     An infinity in a momentum buffer or a parameter would turn into NaN and stay.

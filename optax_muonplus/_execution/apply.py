@@ -9,7 +9,7 @@ from jax.sharding import AxisType, PartitionSpec
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import LeafInfo, axes_of_type
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.local import apply_local
 from optax_muonplus._execution.mesh import apply_sharded
 from optax_muonplus._execution.polar import for_platform
@@ -31,7 +31,7 @@ def apply(
     if there:
         some = [operands[i] for i in there], [leaves[i] for i in there]
         results |= zip(there, apply_sharded(program, *some), strict=True)
-    return [narrowed(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
+    return [saturating_cast(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
 def _apply_on_device(

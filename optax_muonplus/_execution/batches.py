@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import usable_axes
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.loops import Platform, map_in_place, sharded_like
 
 Item = TypeVar("Item")
@@ -46,7 +46,9 @@ class MatrixBatch(NamedTuple):
 
     def apply(self, program: Program) -> Callable[[jax.Array], jax.Array]:
         """Returns ``program`` of arrays like this one."""
-        return lambda x: narrowed(program(x.astype(self.dtype), self.transposed), self.result_dtype)
+        return lambda x: saturating_cast(
+            program(x.astype(self.dtype), self.transposed), self.result_dtype
+        )
 
     def rounded_early(self, program: Program) -> "MatrixBatch":
         """Rounds before anything else where ``program`` round it anyway."""

@@ -29,7 +29,7 @@ import jax.core
 import jax.numpy as jnp
 
 from optax_muonplus._chain.program import Program
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution import products
 from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
 from optax_muonplus._execution.loops import concatenated, map_slices
@@ -126,7 +126,7 @@ def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -
         else:
             x = jnp.concatenate([function(x[:upright]), transposed(x[upright:])])
         x = x.astype(stack.dtype)
-    return narrowed(x, stack.result_dtype)
+    return saturating_cast(x, stack.result_dtype)
 
 
 def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:

@@ -14,7 +14,7 @@ from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
 from optax_muonplus._params.reader import RuleReader, check_known, reader_of, with_layouts
 from optax_muonplus._params.sharding import (
     ShardingTree,
-    given_shardings,
+    broadcast_shardings,
     mapped_axes,
     shard_like_params,
     shardings_of,
@@ -37,7 +37,7 @@ def resolve(
         return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
     leaves = _read(flat, dimension_numbers, strict)
     if sharding is not None:
-        given = given_shardings(flat, sharding)
+        given = broadcast_shardings(flat, sharding)
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
     labels = _without_boxes(flat.unflatten(leaf.label for leaf in leaves))
     resolved = ResolvedTree(leaves, flat.arrays, flat.unflatten, labels)

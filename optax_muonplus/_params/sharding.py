@@ -37,7 +37,7 @@ from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
 ShardingTree = Any
 
 
-def given_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
+def broadcast_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
     """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
     if isinstance(sharding, Mesh | AbstractMesh):
         raise ValueError(
@@ -187,7 +187,7 @@ def leaf_sharding(
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
-    spec = _checked_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
+    spec = _check_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
     on_one_device = _shards(mesh, usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
@@ -225,14 +225,14 @@ def _check_against_arrays(tree: ResolvedTree) -> None:
         )
 
 
-def checked_sharding(
+def check_sharding(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
 ) -> LeafSharding:
     """Checks the sharding of an array that no surrounding ``jax.shard_map`` has cut."""
-    return LeafSharding(mesh, _checked_spec(spec, shape, mesh, range(len(shape))))
+    return LeafSharding(mesh, _check_spec(spec, shape, mesh, range(len(shape))))
 
 
-def _checked_spec(
+def _check_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:
     """Checks the mesh axes of each axis, and leaves out those that ``jax.shard_map`` has taken."""

@@ -19,7 +19,7 @@ from optax_muonplus._chain.chain import (
 )
 from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
 
 
@@ -146,4 +146,4 @@ def _widened(x: Any) -> Any:
 
 def _as_before(kind: Any, x: Any, before: Any) -> Any:
     now, then = jnp.result_type(x), jnp.result_type(before)
-    return narrowed(x, then) if now != then and jnp.issubdtype(then, kind) else x
+    return saturating_cast(x, then) if now != then and jnp.issubdtype(then, kind) else x

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._core.precision import narrowed
+from optax_muonplus._core.precision import saturating_cast
 from tests.support.platforms import LESS_EXACT
 from tests.support.trees import random_tree
 
@@ -128,11 +128,11 @@ def test_mano_without_eps_divides_by_no_zero():
         assert np.all(np.isfinite(updates))
 
 
-def test_narrowed_saturates_only_what_is_finite():
+def test_a_saturating_cast_keeps_infinities():
     x = jnp.array([1e5, -1e5, 65504, 1.5, jnp.inf, -jnp.inf, jnp.nan, 0])
-    found = np.asarray(narrowed(x, "float16"))
+    found = np.asarray(saturating_cast(x, "float16"))
     np.testing.assert_array_equal(found, [65504, -65504, 65504, 1.5, np.inf, -np.inf, np.nan, 0])
-    assert np.isfinite(narrowed(jnp.array([3.4e38]), "bfloat16"))
+    assert np.isfinite(saturating_cast(jnp.array([3.4e38]), "bfloat16"))
 
 
 @pytest.mark.parametrize("given", [True, False])
