@@ -10,7 +10,7 @@ LIBRARY = """
     Matrices MatrixSpec MuonDimensionNumbers PAPER describe learning_rate matrix_chain momentum muon
     muon_dimension_numbers muonplus normalize optimizer orthogonalize partition_labels per_head
     scale_by_muonplus scale_by_shape take_over
-    coefficients: TABLES evaluate for_steps minimax polar_express relaxed
+    coefficients: TABLES for_steps
     polar: FastPolar Orthogonalize Polar matmul_shapes polar_factor svd
     matrices: Norm Normalize ScaleByShape ShapeScale match_frobenius_norm normalize_matrix
     shape_factor

@@ -8,7 +8,7 @@ row norms of the update. Several steps are one map :math:`g_T \circ \dots \circ 
 Coefficients have the form and the meaning that `optax_muonplus.polar.newton_schulz` gives them.
 Singular values are those that enter the first step: of a matrix of Frobenius norm 1, or 1/1.01 if
 the table has that safety factor (Polar Express). The paper prints and plots the coefficients of
-Polar Express without the safety factor: `coefficients.polar_express(8)`.
+Polar Express without it: the numbers of a row, but the last row's, times 1.01, 1.01^3 and 1.01^5.
 """
 
 import itertools
@@ -37,8 +37,10 @@ class Regions(NamedTuple):
 
 def phi(x: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:
     """Maps singular values through the steps."""
-    rows = coefficients.for_steps(ns_coeffs, ns_steps).rows
-    return coefficients.evaluate(rows, np.asarray(x, np.float64))
+    x = np.asarray(x, np.float64)
+    for row in coefficients.for_steps(ns_coeffs, ns_steps).rows:
+        x = x * polynomial.polyval(x * x, row)
+    return x
 
 
 def g(lam: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:

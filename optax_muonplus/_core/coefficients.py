@@ -86,7 +86,7 @@ def for_steps(
         raise ValueError(
             f"ns_coeffs has {listed} rows, of which ns_steps={steps} would leave out the last"
             f" {listed - steps}, which bring singular values to 1. Pass ns_steps={listed}, or"
-            f" {steps} rows, as polar_express({steps}) of omp.coefficients makes them."
+            f" {steps} rows."
         )
     rows = (table.rows + table.rows[-1:] * max(0, steps - listed))[:steps]
     return Coefficients(rows, steps, table.safety_factor)
@@ -136,8 +136,9 @@ _DION = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# The result of `polar_express(8)`, without the safety factor: its lower bound is 1e-3, its cushion
-# 0.02407327424182761.
+# As printed, without the safety factor: each row is the odd polynomial that is closest to 1 on the
+# interval that the rows before it leave of [1e-3, 1]. The lower end of an interval is raised to
+# 0.02407327424182761 times the upper one.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -149,15 +150,16 @@ _POLAR_EXPRESS = (
     (1.875, -1.25, 0.375),
 )
 
-# NVIDIA's Emerging-Optimizers and its ports round `relaxed(5)` to these numbers.
+# As NVIDIA's Emerging-Optimizers and its ports round them: each cubic brings the values that the
+# rows before it leave of [7e-3, 1] as close together as a cubic can, with 1.3 as the largest.
 _CUBIC = (
     (3.3656576, -3.3420992),
     (2.5744352, -1.4957376),
     (2.5368962, -1.4312570),
     (2.4418906, -1.2764040),
     (2.2230472, -0.9630650),
-    # The published list ends above, where values lie in [0.774, 1.3]. The following rows are
-    # `minimax` of what is left, and converge to 1.
+    # The published list ends above, where values lie in [0.774, 1.3]. The following rows are the
+    # cubics closest to 1 on what is left, and converge to 1.
     (1.5014025502718646, -0.4555803201480042),
     (1.502109400627588, -0.5003013083729487),
     (1.5000028613157368, -0.5000004087593262),
