@@ -1,6 +1,6 @@
 """What a machine with one GPU tells in four minutes: `python -m benchmarks.gpu`.
 
-    pip install -e '.[cuda]' -r requirements/examples.txt && python -m benchmarks.gpu
+    pip install -e '.[cuda13]' -r requirements/examples.txt && python -m benchmarks.gpu
 
 It times whole updates beside those of Optax and, where torch is installed, of `torch.optim.Muon`,
 in one process for each part, and says what kernels of three classes take. Each part has its own
@@ -104,7 +104,7 @@ def print_rows(config: Config) -> None:
 
     print(json.dumps({"machine": records.describe_machine()}), flush=True)
     if not (config.toy or gpu_rows.has_gpu()):
-        raise SystemExit("JAX sees no GPU. Install .[cuda] where a driver is, or pass --toy.")
+        raise SystemExit("JAX sees no GPU. Install .[cuda13] where a driver is, or pass --toy.")
     for row in gpu_rows.rows(config.part or "", config.toy, config.rounds, config.calls):
         print(json.dumps(row), flush=True)
 

@@ -25,7 +25,7 @@ from optax_muonplus.transforms._optimizer import optimizer as optimizer
 from optax_muonplus.transforms._where import Matrices as Matrices
 from optax_muonplus.transforms._where import partition_labels as partition_labels
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 # Their first use imports them: a room, or a function of a file.
 _LATER = {
     "contrib": "contrib",

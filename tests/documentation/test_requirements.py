@@ -10,7 +10,7 @@ FILES = {path.name: path.read_text() for path in (ROOT / "requirements").glob("*
 
 def test_extras_of_the_wheel_are_for_the_code_in_it():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert set(project["project"]["optional-dependencies"]) == {"cuda", "tpu"}
+    assert set(project["project"]["optional-dependencies"]) == {"cuda12", "cuda13", "tpu"}
     assert "/requirements" in project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
 
 
@@ -34,4 +34,4 @@ def test_every_file_that_is_named_somewhere_exists_and_no_extra_is():
     named = set(re.findall(r"requirements/([\w-]+\.txt)", text))
     assert named and named <= set(FILES)
     extras = re.findall(r"(?:-e ['\"]\.|optax_muonplus)\[([\w,-]+)\]['\"]", text)
-    assert extras and set(",".join(extras).split(",")) <= {"cuda", "tpu"}
+    assert extras and set(",".join(extras).split(",")) <= {"cuda12", "cuda13", "tpu"}
