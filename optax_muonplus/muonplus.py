@@ -3,7 +3,7 @@
 from __future__ import annotations  # help() prints types as they are written here
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -74,7 +74,7 @@ def muonplus(
     others: optax.GradientTransformation | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-    state_sharding: ShardingTree = None,
+    state_sharding: str | Sequence[str] | None = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -153,7 +153,7 @@ def muonplus(
         matrix then moves once to a device that works on it whole, and once back. Explicit axes
         need none. Without it on Auto axes the compiler moves matrices at every iteration.
       state_sharding: where the state lies, if it is sharded over replicas too (ZeRO-1): the name of
-        a mesh axis, several names, or a tree as for ``sharding``.
+        a mesh axis, or several.
 
     Returns:
       A transformation for the whole parameter tree. Its state has one momentum buffer for each
@@ -254,7 +254,7 @@ def muon(
     others: optax.GradientTransformation | None = None,
     muon_weight_dimension_numbers: DimensionNumbersTree = None,
     sharding: ShardingTree = None,
-    state_sharding: ShardingTree = None,
+    state_sharding: str | Sequence[str] | None = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:

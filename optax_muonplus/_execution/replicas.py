@@ -1,11 +1,11 @@
 """Arrays cut over replicas that hold copies of them, and gathered from them in one collective."""
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
@@ -14,22 +14,23 @@ from optax_muonplus._execution.batches import chunked, grouped
 from optax_muonplus._execution.plan import BUCKET_BYTES
 from optax_muonplus._execution.sharded_leaf import from_lines, in_lines
 
-Spec = tuple[tuple[str, ...], ...]
+
+class Cut(NamedTuple):
+    """One axis of an array, cut along more mesh axes: each device has a part of its shard."""
+
+    whole: LeafSharding  # of the array before
+    axis: int
+    names: tuple[str, ...]  # mesh axes, behind those that cut the axis already; may be none
+
+    @property
+    def sharding(self) -> LeafSharding:
+        mesh, spec = self.whole
+        entry, after = spec[self.axis : self.axis + 1], spec[self.axis + 1 :]
+        return LeafSharding(mesh, (*spec[: self.axis], *(x + self.names for x in entry), *after))
 
 
-def added_axes(cut: LeafSharding, whole: LeafSharding) -> tuple[tuple[str, ...], ...] | None:
-    """Returns the mesh axes that ``cut`` adds to each axis, behind those that cut it already.
-
-    None if it does anything else: then a device's part is not in its shard of the whole.
-    """
-    pairs = list(zip(cut.spec, whole.spec, strict=True))
-    if any(names != more[: len(names)] for more, names in pairs):
-        return None
-    return tuple(more[len(names) :] for more, names in pairs)
-
-
-def moved_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
-    """Shards ``x`` so; each device cuts what it has where ``sharding`` only adds minor axes."""
+def cut_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
+    """Shards ``x`` so, where ``sharding`` only adds minor mesh axes: nothing moves."""
     typed = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types and not typed.mesh.empty:
         x = jax.sharding.reshard(x, as_named(sharding, [AxisType.Explicit]))
@@ -38,72 +39,39 @@ def moved_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
     return x
 
 
-def gather(
-    arrays: Sequence[jax.Array],
-    cut: Sequence[LeafSharding],
-    whole: Sequence[LeafSharding],
-) -> list[jax.Array]:
-    """Arrays that lie as ``cut`` says, moved to lie as ``whole``.
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def gather(parts: Sequence[jax.Array], cuts: tuple[Cut, ...]) -> list[jax.Array]:
+    """Returns the whole arrays of ``parts``, one at least.
 
-    Where the first only adds minor mesh axes to the second, all arrays of one dtype that are cut
-    along the same axes travel in one all-gather over them, ``BUCKET_BYTES`` at a time. Others are
-    left to the compiler.
+    All of one dtype that are cut along the same mesh axes travel in one all-gather over them,
+    ``BUCKET_BYTES`` at a time.
     """
-    added = [added_axes(*pair) for pair in zip(cut, whole, strict=True)]
-    results = {i: moved_to(x, whole[i]) for i, x in enumerate(arrays) if added[i] is None}
-    packed = [i for i in range(len(arrays)) if i not in results]
-    if packed:
-        static = tuple((cut[i], whole[i], added[i]) for i in packed)
-        chosen = [arrays[i] for i in packed]
-        traced = any(isinstance(x, jax.core.Tracer) for x in chosen)
-        results |= zip(packed, (_gather if traced else _compiled)(chosen, static), strict=True)
-    return [results[i] for i in range(len(arrays))]
-
-
-def _gather(arrays: Sequence[jax.Array], static: tuple[Any, ...]) -> list[jax.Array]:
-    cut, whole, added = zip(*static, strict=True)
-    mesh = cut[0].mesh
-    sizes = [math.prod(mesh.shape[name] for names in spec for name in names) for spec in added]
+    mesh = cuts[0].whole.mesh
 
     def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
         results: dict[int, jax.Array] = {}
-        for group in grouped(range(len(shards)), lambda i: (_axes(added[i]), shards[i].dtype)):
-            nbytes = [shards[i].nbytes * sizes[i] for i in group]
+        for group in grouped(range(len(shards)), lambda i: (cuts[i].names, shards[i].dtype)):
+            names = cuts[group[0]].names
+            replicas = math.prod(mesh.shape[name] for name in names)
+            nbytes = [shards[i].nbytes * replicas for i in group]
             for bucket in chunked(group, nbytes, BUCKET_BYTES):
-                parts = [in_lines(shards[i].reshape(-1)) for i in bucket]
-                axes = _axes(added[bucket[0]])
-                lines = jax.lax.all_gather(jnp.concatenate(parts), axes)
+                lines = [in_lines(shards[i].reshape(-1)) for i in bucket]
+                gathered = jax.lax.all_gather(jnp.concatenate(lines), names)
                 stop = 0
-                for i, part in zip(bucket, parts, strict=True):
+                for i, part in zip(bucket, lines, strict=True):
                     start, stop = stop, stop + len(part)
-                    pieces = from_lines(lines[:, start:stop], shards[i].size)
-                    results[i] = _joined(pieces, shards[i].shape, added[i], mesh.shape)
+                    x, axis, shape = gathered[:, start:stop], cuts[i].axis, [*shards[i].shape]
+                    pieces = from_lines(x, shards[i].size).reshape(replicas, *shape)
+                    shape[axis] *= replicas
+                    results[i] = jnp.moveaxis(pieces, 0, axis).reshape(shape)
         return tuple(results[i] for i in range(len(shards)))
 
     mapped = jax.shard_map(
         on_each_device,
         mesh=mesh,
-        in_specs=tuple(as_named(x).spec for x in cut),
-        out_specs=tuple(as_named(x).spec for x in whole),
+        in_specs=tuple(as_named(cut.sharding).spec for cut in cuts),
+        out_specs=tuple(as_named(cut.whole).spec for cut in cuts),
         axis_names=set(usable_axes(mesh)),
         check_vma=False,  # what is gathered is the same on all devices, which it cannot see
     )
-    return list(mapped(*arrays))
-
-
-_compiled = jax.jit(_gather, static_argnums=1)
-
-
-def _axes(added: Spec) -> tuple[str, ...]:
-    return tuple(name for names in added for name in names)
-
-
-def _joined(pieces: jax.Array, shape: tuple[int, ...], added: Spec, sizes: Any) -> jax.Array:
-    """Pieces ``(devices along the added axes, elements)`` as one array."""
-    names = _axes(added)
-    x = pieces.reshape(*(sizes[name] for name in names), *shape)
-    order, whole = [], []
-    for i, (size, more) in enumerate(zip(shape, added, strict=True)):
-        order += [*(names.index(name) for name in more), len(names) + i]
-        whole.append(size * math.prod(sizes[name] for name in more))
-    return x.transpose(order).reshape(whole)
+    return list(mapped(*parts))

@@ -225,13 +225,6 @@ def _check_against_arrays(tree: ResolvedTree) -> None:
         )
 
 
-def check_sharding(
-    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh
-) -> LeafSharding:
-    """Checks the sharding of an array that no surrounding ``jax.shard_map`` has cut."""
-    return LeafSharding(mesh, _check_spec(spec, shape, mesh, range(len(shape))))
-
-
 def _check_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:

@@ -102,78 +102,6 @@ def test_three_collectives_at_any_depth(n):
     assert sorted(collectives(program)) == ["all-gather", "all-to-all", "all-to-all"]
 
 
-def test_a_state_that_would_move_is_told_the_axis_that_does_not():
-    """By its name, or behind the axes that cut the parameter, it has as few collectives."""
-    tree, lie = layers(2, q=(D, D), up=(D, 4 * D), down=(4 * D, D))
-
-    def compiled(spec):
-        state_lie = jax.tree.map(lambda x: NamedSharding(x.mesh, spec), lie)
-        tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
-        return collectives(lowered_update(tx, tree, lie).compile())
-
-    with pytest.warns(UserWarning) as caught:
-        moved = compiled(P(("data", "fsdp")))
-    told = str(caught[0].message)
-    assert told.startswith("down0/kernel and 7 more would move between devices at every step")
-    assert "Pass state_sharding=('data',), which adds these axes where nothing moves" in told
-    assert len(moved) > 20
-    assert sorted(compiled(P(("fsdp", "data")))) == ["all-gather", "all-to-all", "all-to-all"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "told"),
-    [
-        # 12 rows have no eight parts: the name finds the other axis.
-        (P("data"), r"Pass state_sharding=\('data',\), which"),
-        (P(None, "fsdp"), "Leave out state_sharding="),
-    ],
-)
-def test_a_state_without_the_mesh_axes_of_its_parameter_is_warned_of(spec, told):
-    mesh = make_mesh((4, 2), ("data", "fsdp"))
-    params = {"q": {"kernel": shape(12, D)}}
-    lie, state_lie = NamedSharding(mesh, P("fsdp")), NamedSharding(mesh, spec)
-    tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
-    with pytest.warns(UserWarning, match=told):
-        jax.eval_shape(tx.init, params)
-
-
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
-def test_by_a_tree_with_replicas_in_front(kind):
-    """As MaxText's flag cuts a state: not at the places where a device has its shard already."""
-    mesh = replicated_mesh(kind)
-    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
-    state_lie = {"q": {"kernel": NamedSharding(mesh, P(("r", "a"), "b"))}}
-    grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
-    tx = omp.muonplus(0.1, sharding=lie, state_sharding=state_lie)
-    with pytest.warns(UserWarning, match="q/kernel would move between devices"):
-        updates, state = two_steps(tx, grads)
-    expected, expected_state = two_steps(omp.muonplus(0.1), on_one(grads))
-    assert_same(updates, expected, lie)
-    assert_same(state, expected_state)
-    (momentum,) = (x for x in jax.tree.leaves(state) if x.ndim)
-    assert momentum.sharding.is_equivalent_to(state_lie["q"]["kernel"], 2)
-
-
-@pytest.mark.parametrize("jit", [True, False])
-def test_by_the_arrays_of_the_state(jit):
-    """On Explicit axes, where gradients and momentum could not be added otherwise."""
-    mesh = replicated_mesh("explicit")
-    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
-    grads = jax.device_put(random_like({"q": {"kernel": shape(D, D)}}), lie)
-    tx = omp.transforms.shard_state(omp.muonplus(0.1))
-    with jax.set_mesh(mesh):
-        state = omp.muonplus(0.1, state_sharding="r").init(grads)
-        updates, state = (jax.jit(tx.update) if jit else tx.update)(grads, state, grads)
-    (momentum,) = (x for x in jax.tree.leaves(state) if x.ndim)
-    assert momentum.sharding.spec == P(("a", "r"), "b")
-    alone = omp.muonplus(0.1)
-    expected, _ = alone.update(on_one(grads), alone.init(on_one(grads)))
-    assert_same(updates, expected, lie)
-    # Without the wrapper nothing follows the state, whether a program is compiled or not.
-    with jax.set_mesh(mesh), pytest.raises(Exception, match="incompatible shardings"):
-        (jax.jit(alone.update) if jit else alone.update)(grads, state, grads)
-
-
 def test_on_one_device_it_changes_nothing():
     """The same script runs on a laptop: arrays without a mesh have nothing to be cut over."""
     params = {"up": {"kernel": jnp.ones((8, 16))}, "down": {"kernel": jnp.ones((16, 8))}}
@@ -209,28 +137,8 @@ def test_every_baseline_with_a_state(name):
     assert_same(state, expected_state)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"state_sharding": "r", "sharding": None}, "Pass sharding= too"),
-        (
-            {"state_sharding": lambda tree: NamedSharding(make_mesh((8,), "r"), P("r"))},
-            "state_sharding= is on",
-        ),
-        (
-            {
-                "state_sharding": lambda tree: NamedSharding(
-                    replicated_mesh("auto"), P(None, None, "r")
-                )
-            },
-            "more entries than",
-        ),
-        ({"state_sharding": 4}, "shardings must be"),
-    ],
-)
-def test_errors(arguments, said):
-    mesh = replicated_mesh("auto")
-    lie = {"q": {"kernel": NamedSharding(mesh, P("a", "b"))}}
-    params = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, lie)
-    with pytest.raises(ValueError, match=f"(?i){said}"):
-        jax.jit(omp.muonplus(0.1, **{"sharding": lie, **arguments}).init)(params)
+def test_under_jit_on_auto_axes_it_needs_the_shardings():
+    given = NamedSharding(replicated_mesh("auto"), P("a", "b"))
+    params = jax.device_put({"q": {"kernel": jnp.ones((D, D))}}, given)
+    with pytest.raises(ValueError, match="Pass sharding= too"):
+        jax.jit(omp.muonplus(0.1, state_sharding="r").init)(params)
