@@ -19,6 +19,7 @@ from optax_muonplus._core.restarts import restarts_for
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import polar
 from tests.support.half_precision import matrix, polynomial
+from tests.support.platforms import LESS_EXACT
 
 TABLES = {"jordan": 5, "you": 5, "dion": 5, "polar_express": 5, "cubic": 5}
 STEPS = {**TABLES, "you": 6, "polar_express": 6}  # the usual ones
@@ -53,7 +54,8 @@ def test_as_near_to_the_polynomial_as_products_rounded_once(table, spectrum, dty
     # Sums in float32 in place of float64, and another power of two before the first rounding: the
     # errors are other random numbers of the same size, which differ by a third in these matrices.
     size = np.linalg.norm(exact)
-    assert np.linalg.norm(ours - exact) / size < 1.35 * np.linalg.norm(once - exact) / size
+    limit = 1.35 * LESS_EXACT
+    assert np.linalg.norm(ours - exact) / size < limit * np.linalg.norm(once - exact) / size
 
 
 @functools.cache
@@ -127,7 +129,8 @@ def test_float16_of_rows_of_any_degree():
         rows = [tuple(0.6 * c for c in first), then, then, then]
         exact = polynomial(x, rows, 4)
         found = polar.plain(x, Orthogonalize(rows, 4, compute_dtype="float16"))
-        assert np.linalg.norm(found - exact) < 1e-3 * np.linalg.norm(exact), rows  # 2 x 2^-11
+        limit = 1e-3 * LESS_EXACT  # 2 x 2^-11
+        assert np.linalg.norm(found - exact) < limit * np.linalg.norm(exact), rows
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1.0, 1e15, 1e30])
