@@ -60,7 +60,7 @@ def method() -> Figure:
     random = np.random.default_rng(3)
     momentum = random.normal(size=(8, 4)) * np.exp(random.normal(size=(8, 1)))
     polar = np.asarray(omp.polar.svd(momentum.astype(np.float32)))
-    normalized = np.asarray(omp.matrices.normalize_matrix(polar, "row_col"))
+    normalized = np.asarray(omp.matrices.Normalize("row_col", match_frobenius=False)(polar))
     normalized = normalized * (np.linalg.norm(polar) / np.linalg.norm(normalized))
     stages = (
         ("momentum", "β M + (1 - β) G", momentum, SOFT, "M: average of gradients G"),

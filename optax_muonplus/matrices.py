@@ -16,13 +16,8 @@ from optax_muonplus._core.function import Elementwise as Elementwise
 from optax_muonplus._core.function import MatrixFunction as MatrixFunction
 from optax_muonplus._core.function import matrix_function as matrix_function
 from optax_muonplus._core.function import static as static
-from optax_muonplus._core.normalize import SUMMED_AXIS as SUMMED_AXIS
 from optax_muonplus._core.normalize import Norm as Norm
 from optax_muonplus._core.normalize import Normalize as Normalize
-from optax_muonplus._core.normalize import Side as Side
-from optax_muonplus._core.normalize import match_frobenius_norm as match_frobenius_norm
-from optax_muonplus._core.normalize import normalize_matrix as normalize_matrix
-from optax_muonplus._core.normalize import normalized_sides as normalized_sides
 from optax_muonplus._core.precision import as_real as as_real
 from optax_muonplus._core.precision import divide_by_pow2 as divide_by_pow2
 from optax_muonplus._core.precision import root as root
@@ -31,5 +26,3 @@ from optax_muonplus._core.precision import sum_of_squares as sum_of_squares
 from optax_muonplus._core.precision import upcast_for_sum as upcast_for_sum
 from optax_muonplus._core.scale import ScaleByShape as ScaleByShape
 from optax_muonplus._core.scale import ShapeScale as ShapeScale
-from optax_muonplus._core.scale import check_shape_scale as check_shape_scale
-from optax_muonplus._core.scale import shape_factor as shape_factor

@@ -12,17 +12,16 @@ LIBRARY = """
     scale_by_muonplus scale_by_shape take_over
     coefficients: TABLES for_steps
     polar: FastPolar Orthogonalize Polar matmul_shapes polar_factor svd
-    matrices: Norm Normalize ScaleByShape ShapeScale match_frobenius_norm normalize_matrix
-    shape_factor
+    matrices: Norm Normalize ScaleByShape ShapeScale
     rules: AGENTS MAXTEXT
     transforms: DualNorm Int8MomentumState LeafInfo MatrixLayout Momentum MomentumState
     find_momentum map_blocks param_remainders plainly shard_state state_layout
 """
 # What a rule of one's own, such as the contributed ones, is written with.
 TOOLS = """
-    matrices: DECAY Elementwise Kind MatrixFunction NOT_NEGATIVE POSITIVE SUMMED_AXIS Side as_real
-    check_flag check_floating check_number check_shape_scale check_word divide_by_pow2 known_count
-    matrix_function normalized_sides root scale_by_pow2 static sum_of_squares upcast_for_sum
+    matrices: DECAY Elementwise Kind MatrixFunction NOT_NEGATIVE POSITIVE as_real check_flag
+    check_floating check_number check_word divide_by_pow2 known_count matrix_function root
+    scale_by_pow2 static sum_of_squares upcast_for_sum
     transforms: FusedLink MatrixTransformation Part Run check_rate flatten_tree
     links_of nadamw
 """

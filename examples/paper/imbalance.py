@@ -83,7 +83,7 @@ def stages(momentum: jax.Array) -> dict[str, jax.Array]:
     return {
         "momentum": momentum / size,
         "polar factor": factor,
-        "after row_col": omp.matrices.normalize_matrix(factor, "row_col"),
+        "after row_col": omp.matrices.Normalize("row_col", match_frobenius=False)(factor),
     }
 
 

@@ -42,10 +42,6 @@ _OTHER_WAY: dict[Norm, Norm] = {
 }
 
 
-def check_norm(norm: str) -> None:
-    check_word("norm", norm, get_args(Norm))
-
-
 def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
     if norm != "long":
@@ -53,65 +49,6 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     if fan_out == fan_in:
         return ()
     return ("row",) if fan_out > fan_in else ("col",)
-
-
-def normalize_matrix(x: Matrices, norm: Norm = "row_col", norm_eps: ArrayLike = 1e-8) -> Matrices:
-    r"""Divides rows or columns, or first one and then the other, by their l2 norms.
-
-    .. math::
-      \mathrm{row}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
-      \mathrm{col}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_i |X_{ij}|^2 + \epsilon}
-
-    ``"col_row"`` is row(col(X)) and ``"row_col"`` is col(row(X)): the side that is named last has
-    unit norms in the end. Sums are in float32 at least.
-
-    ``"long"`` normalizes the longer side only: rows of a tall matrix, columns of a wide one. A
-    polar factor has even norms on the shorter side already. Square matrices stay as they are.
-
-    Args:
-      x: matrices ``(*batch, out, in)``, real or complex.
-      norm: which sides are normalized, and in which order; ``"none"`` returns ``x``.
-      norm_eps: :math:`\epsilon`, in units of a squared norm. A row whose norm is far below
-        :math:`\sqrt\epsilon` shrinks to zero instead of being blown up. A zero row stays zero. With
-        ``norm_eps=0`` a row of rounding errors, such as an SVD leaves for a dead input, becomes a
-        unit row.
-
-    Returns:
-      An array of ``x``'s shape and dtype.
-
-    Raises:
-      ValueError: for an unknown ``norm``, a ``norm_eps`` that is negative or not finite, and for
-        ``x`` that is no array of two axes at least or is not floating-point.
-
-    Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8 and Algorithm 1. The longer side:
-    Zhang and Lin, arXiv:2609.39114 (NorMuon without its running mean).
-    """
-    return Normalize(norm, norm_eps, match_frobenius=False)(x)
-
-
-def match_frobenius_norm(x: Matrices, like: Matrices) -> Matrices:
-    r"""Rescales each matrix to the Frobenius norm that it has in ``like``.
-
-    .. math::
-      X \, \|Y\|_F / \|X\|_F
-
-    Args:
-      x: matrices X, ``(*batch, out, in)``, real or complex. A zero matrix stays zero.
-      like: matrices Y of the same shape.
-
-    Returns:
-      An array of ``x``'s shape and dtype.
-
-    Raises:
-      ValueError: for arrays of other shapes than each other's, of fewer than two axes, or that are
-        not floating-point.
-
-    Source: Zhang et al., Muon+, arXiv:2602.21545, table "Matching Frobenius norm".
-    """
-    check_floating(x, like)
-    if x.shape != like.shape:
-        raise ValueError(f"Got shapes {x.shape} and {like.shape}, which must be the same.")
-    return _matched(x, like, bounded=False)
 
 
 def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
@@ -126,14 +63,42 @@ def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
 
 @matrix_function
 class Normalize(MatrixFunction):
-    """Divides rows and columns by their norms; attributes as in ``optax_muonplus.normalize``."""
+    r"""Divides rows or columns, or first one and then the other, by their l2 norms.
+
+    .. math::
+      \mathrm{row}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
+      \mathrm{col}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_i |X_{ij}|^2 + \epsilon}
+
+    A call maps matrices ``(*batch, out, in)``, real or complex, to an array of the same shape and
+    dtype. Sums are in float32 at least.
+
+    Attributes:
+      norm: which sides are normalized, and in which order. ``"col_row"`` is row(col(X)) and
+        ``"row_col"`` is col(row(X)): the side that is named last has unit norms in the end.
+        ``"long"`` normalizes the longer side only, rows of a tall matrix and columns of a wide one:
+        a polar factor has even norms on the shorter side already. Square matrices stay as they are,
+        as all do with ``"none"``.
+      norm_eps: :math:`\epsilon`, in units of a squared norm. A row whose norm is far below
+        :math:`\sqrt\epsilon` shrinks to zero instead of being blown up. A zero row stays zero. With
+        ``norm_eps=0`` a row of rounding errors, such as an SVD leaves for a dead input, becomes a
+        unit row.
+      match_frobenius: whether the result Y is multiplied by :math:`\|X\|_F / \|Y\|_F`.
+
+    Raises:
+      ValueError: for an unknown ``norm`` and a ``norm_eps`` that is negative or not finite; when
+        called, for matrices of integers.
+
+    Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8, Algorithm 1 and table "Matching
+    Frobenius norm". The longer side: Zhang and Lin, arXiv:2609.39114 (NorMuon without its running
+    mean).
+    """
 
     norm: Norm = static(default="row_col")
     norm_eps: ArrayLike = 1e-8
     match_frobenius: bool = static(default=True)
 
     def __post_init__(self) -> None:
-        check_norm(self.norm)
+        check_word("norm", self.norm, get_args(Norm))
         check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
         check_flag("match_frobenius", self.match_frobenius)
 

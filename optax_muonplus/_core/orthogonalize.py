@@ -13,7 +13,7 @@ from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from .coefficients import Coefficients, CoefficientsLike, for_steps
 from .function import Matrices, MatrixFunction, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
-from .restarts import Restarts, every_step, restarts_for
+from .restarts import Restarts, restarts_for
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
@@ -45,8 +45,9 @@ class Orthogonalize(MatrixFunction):
         5, and stays None where ``optax.inject_hyperparams`` makes arrays of numbers.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
-      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``
-        (see :func:`svd`), or a function of your own ``(*batch, out, in) -> (*batch, out, in)``.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, where that is
+        as exact; ``"newton_schulz"`` for rows of your own), ``"svd"`` (see :func:`svd`), or a
+        function of your own ``(*batch, out, in) -> (*batch, out, in)``.
         ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
         products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
@@ -65,8 +66,8 @@ class Orthogonalize(MatrixFunction):
 
     Raises:
       ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
-        negative ``eps``, a dtype that is not floating-point, or ``"gram"`` without restarts; when
-        called, for matrices of integers.
+        negative ``eps``, or a dtype that is not floating-point; when called, for matrices of
+        integers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -89,10 +90,8 @@ class Orthogonalize(MatrixFunction):
             otherwise += " optax.inject_hyperparams needs static_args=('polar',)"
             check_word("polar", self.polar, get_args(Polar), otherwise)
         if self.is_iteration:
-            chosen = for_steps(self.ns_coeffs, self.ns_steps)
-            if self.polar == "gram":
-                _check_gram(self.ns_coeffs, chosen, operand)
-            object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
+            steps = for_steps(self.ns_coeffs, self.ns_steps).steps
+            object.__setattr__(self, "ns_steps", steps)  # an int, unless it is traced
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
@@ -159,29 +158,3 @@ def _hashable(ns_coeffs: CoefficientsLike) -> str | tuple[Any, ...]:
         return ns_coeffs
     rows = np.asarray(ns_coeffs, np.float64).tolist()
     return tuple(tuple(row) if isinstance(row, list) else row for row in rows)
-
-
-def _check_gram(
-    ns_coeffs: CoefficientsLike, chosen: Coefficients, operand: jnp.dtype | None
-) -> None:
-    """Raises ValueError unless restarts of the Gram iteration are known for these products."""
-    restarts, steps = restarts_for(ns_coeffs, chosen.steps), len(chosen.rows)
-    if restarts is None:
-        raise ValueError(
-            f"polar='gram' has no restarts for ns_coeffs={ns_coeffs!r} and {chosen.steps} steps:"
-            " they are"
-            " listed for published tables, up to 8 steps, as a Python int (of which"
-            " optax.inject_hyperparams makes an array without static_args=('ns_steps',)). Pass such"
-            " a table and number, or polar='auto'."
-        )
-    if (
-        operand == jnp.bfloat16
-        and len(chosen.rows) > 1
-        and restarts.bfloat16 == every_step(len(chosen.rows))
-    ):
-        raise ValueError(
-            f"polar='gram' is less exact than the plain iteration in products of {operand} with"
-            f" ns_coeffs={ns_coeffs!r} and {steps} steps, or diverges. Pass"
-            " polar='auto', which takes it where it is as exact, 'newton_schulz', or"
-            " compute_dtype='float16' on a GPU."
-        )

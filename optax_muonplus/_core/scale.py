@@ -6,64 +6,36 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from .arguments import POSITIVE, check_flag, check_floating, check_number, check_word
+from .arguments import POSITIVE, check_floating, check_number, check_word
 from .function import Matrices, MatrixFunction, matrix_function, static
-from .normalize import Norm, check_norm, normalized_sides
+from .normalize import Norm, normalized_sides
 from .precision import as_real, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
 ShapeScale = Literal["spectral", "max", "none"]
 
 
-def check_shape_scale(shape_scale: str) -> None:
-    """Raises ValueError, which lists the options, unless ``shape_scale`` is one of them."""
-    check_word("shape_scale", shape_scale, get_args(ShapeScale))
+@matrix_function
+class ScaleByShape(MatrixFunction):
+    r"""Multiplies matrices ``(*batch, out, in)`` by a factor of their shape (m, n).
 
+    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence root mean
+    square (RMS) :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is
+    :math:`\sqrt m` and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and
+    :math:`1/\sqrt m`.
 
-def shape_factor(
-    fan_out: int,
-    fan_in: int,
-    shape_scale: ShapeScale = "max",
-    consistent_rms: float | jax.Array | None = None,
-    norm: Norm = "none",
-    match_frobenius: bool = False,
-) -> float | jax.Array:
-    r"""Returns the factor for an update of shape ``(fan_out, fan_in)``.
-
-    Args:
-      fan_out: number of output units, m.
-      fan_in: number of input features, n.
+    Attributes:
       shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
         :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
-      consistent_rms: the root mean square (RMS) that the scaled update shall have. If it is not
-        None, it takes the place of ``shape_scale``.
-      norm: the normalization before this factor, on which the RMS depends.
+      consistent_rms: the RMS that the scaled matrix shall have, in the place of ``shape_scale``.
+      norm: the normalization of the polar factor before it, on which ``consistent_rms`` depends.
+        None: nothing is known of what comes before, and each matrix is measured.
       match_frobenius: whether the Frobenius norm of the polar factor was restored after ``norm``.
 
-    Returns:
-      A Python float, or an array if ``consistent_rms`` is one.
-
     Raises:
-      ValueError: for an unknown ``shape_scale`` or ``norm``, or a ``consistent_rms`` that is not
-        positive and finite.
-
-    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence RMS
-    :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is :math:`\sqrt m`
-    and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and :math:`1/\sqrt m`.
+      ValueError: for an unknown word, or a ``consistent_rms`` that is not positive and finite.
 
     Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
     polar factor).
-    """
-    scale = ScaleByShape(shape_scale, consistent_rms, norm, match_frobenius)
-    return scale.factor(fan_out, fan_in)
-
-
-@matrix_function
-class ScaleByShape(MatrixFunction):
-    """Multiplies by a factor of the shape; attributes as in ``optax_muonplus.scale_by_shape``.
-
-    Attributes:
-      norm: the normalization of the polar factor before it, on which ``consistent_rms`` depends.
-        None: nothing is known of what comes before, and each matrix is measured.
     """
 
     shape_scale: ShapeScale = static(default="max")
@@ -72,14 +44,12 @@ class ScaleByShape(MatrixFunction):
     match_frobenius: bool = static(default=False)
 
     def __post_init__(self) -> None:
-        check_shape_scale(self.shape_scale)
-        if self.norm is not None:
-            check_norm(self.norm)
-        check_flag("match_frobenius", self.match_frobenius)
+        check_word("shape_scale", self.shape_scale, get_args(ShapeScale))
         if self.consistent_rms is not None:
             check_number("consistent_rms", self.consistent_rms, POSITIVE)
 
     def factor(self, fan_out: int, fan_in: int) -> float | jax.Array:
+        """Returns the factor; an array if ``consistent_rms`` is one."""
         if self.consistent_rms is not None:
             wanted = self.consistent_rms
             if not isinstance(wanted, float | int):
@@ -96,7 +66,7 @@ class ScaleByShape(MatrixFunction):
         return self.factor(fan_out, fan_in) * self._polar_rms(fan_out, fan_in)
 
     def _polar_rms(self, fan_out: int, fan_in: int) -> float:
-        """Returns the RMS of an exact polar factor after ``norm``, see :func:`shape_factor`."""
+        """Returns the RMS of an exact polar factor after ``norm``."""
         sides = normalized_sides(self.norm or "none", fan_out, fan_in)
         if self.match_frobenius or not sides:
             return 1 / math.sqrt(max(fan_out, fan_in))

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, divided, matrix_axes
-from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ShapeScale
+from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ScaleByShape, ShapeScale
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import MatrixLayout, Momentum, Part
 
@@ -78,7 +78,7 @@ class NorMuon(Rescaled):
         matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
         matrices.check_word("rule", self.rule, get_args(NorMuonRule))
         matrices.check_word("side", self.side, get_args(NorMuonSide))
-        matrices.check_shape_scale(self.shape_scale)
+        ScaleByShape(self.shape_scale)
 
     @property
     def polar_step(self) -> transforms.FusedLink:
@@ -109,7 +109,7 @@ class NorMuon(Rescaled):
         )
         if self.rule == "paper":
             return o * (inverse * divided(RMS * math.sqrt(m * n), after + guard)), nu
-        kept = divided(before, after + guard) * matrices.shape_factor(m, n, self.shape_scale)
+        kept = divided(before, after + guard) * ScaleByShape(self.shape_scale).factor(m, n)
         return o * (inverse * kept), nu
 
     def _mean_squares(self, layout: MatrixLayout, x: jax.Array) -> tuple[jax.Array, int]:

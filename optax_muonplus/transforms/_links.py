@@ -113,7 +113,7 @@ def normalize(
     Args:
       norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first), ``"row_col"`` or
         ``"long"``.
-      norm_eps: inside the root, see :func:`optax_muonplus.matrices.normalize_matrix`.
+      norm_eps: inside the root, see :class:`optax_muonplus.matrices.Normalize`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       where: as in :func:`orthogonalize`.
       **fields: as in :func:`orthogonalize`.
@@ -138,7 +138,7 @@ def scale_by_shape(
       where: as in :func:`orthogonalize`.
       **fields: as in :func:`orthogonalize`.
 
-    See :func:`optax_muonplus.matrices.shape_factor` for the equations.
+    See :class:`optax_muonplus.matrices.ScaleByShape` for the equations.
     """
     return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where, **fields)
 

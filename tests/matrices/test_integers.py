@@ -15,8 +15,7 @@ FUNCTIONS = {
     "svd function": polar.svd,
     "Normalize": matrices.Normalize(),
     "no norm": matrices.Normalize("none"),
-    "normalize_matrix": matrices.normalize_matrix,
-    "match_frobenius_norm": lambda x: matrices.match_frobenius_norm(x, x),
+    "row": matrices.Normalize("row", match_frobenius=False),
     "ScaleByShape": matrices.ScaleByShape(),
     "no scale": matrices.ScaleByShape("none"),
 }
@@ -39,11 +38,9 @@ def test_matrices_are_taken(name):
 
 def test_words_without_sense_are_refused():
     with pytest.raises(ValueError, match=r"Unknown norm 'rows'\. Known: none, col, row"):
-        matrices.shape_factor(2, 3, norm="rows")
+        matrices.Normalize("rows")
     with pytest.raises(ValueError, match=r'Unknown norm None\. .* Write norm="none"'):
         omp.muonplus(0.1, norm=None)
-    with pytest.raises(ValueError, match=r"shapes \(3, 4\) and \(4, 3\)"):
-        matrices.match_frobenius_norm(MATRIX, MATRIX.T)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool"])

@@ -19,13 +19,17 @@ def gaussian(*shape, dtype=np.float32):
     return x.astype(dtype)
 
 
+def normalize(x, norm, norm_eps=1e-8):
+    return matrices.Normalize(norm, norm_eps, match_frobenius=False)(x)
+
+
 @pytest.mark.parametrize(
     "norm_eps, dtype", [(0.0, "float32"), (0.5, "float32"), (1e-8, "complex64")]
 )
 @pytest.mark.parametrize("norm", NORMS)
-def test_normalize_matrix_is_the_papers_norm_dir(norm, norm_eps, dtype):
+def test_normalization_is_the_papers_norm_dir(norm, norm_eps, dtype):
     x = gaussian(2, 6, 10, dtype=np.dtype(dtype))
-    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps)
+    normalized = normalize(jnp.asarray(x), norm, norm_eps)
     assert normalized.dtype == dtype
     wide = x.astype(np.complex128 if dtype == "complex64" else np.float64)
     for given, matrix in zip(normalized, wide, strict=True):
@@ -40,7 +44,7 @@ def test_normalize_matrix_is_the_papers_norm_dir(norm, norm_eps, dtype):
 def test_norm_eps_is_not_scaled_with_the_matrix(norm, size, norm_eps):
     """Small rows shrink as ever: what keeps squares in range does not change the rule."""
     x = size * gaussian(6, 10).astype(np.float64)
-    normalized = matrices.normalize_matrix(jnp.asarray(x, jnp.float32), norm, norm_eps)
+    normalized = normalize(jnp.asarray(x, jnp.float32), norm, norm_eps)
     np.testing.assert_allclose(normalized, reference.norm_dir(x, norm, norm_eps), rtol=RTOL)
 
 
@@ -50,7 +54,7 @@ def test_matrices_stored_the_other_way_get_the_same(norm):
     for shape in ((2, 6, 10), (2, 10, 6), (2, 6, 6)):
         x = jnp.asarray(gaussian(*shape))
         given = matrices.Normalize(norm, match_frobenius=False).transposed()(jnp.swapaxes(x, 1, 2))
-        expected = matrices.normalize_matrix(x, norm)
+        expected = normalize(x, norm)
         np.testing.assert_allclose(jnp.swapaxes(given, 1, 2), expected, rtol=RTOL)
 
 
@@ -58,7 +62,7 @@ def test_matrices_stored_the_other_way_get_the_same(norm):
 def test_zero_rows_and_columns_stay_zero(norm):
     x = gaussian(6, 10)
     x[2], x[:, 3] = 0, 0
-    normalized = matrices.normalize_matrix(jnp.asarray(x), norm, norm_eps=0.0)
+    normalized = normalize(jnp.asarray(x), norm, norm_eps=0.0)
     assert np.isfinite(normalized).all()
     np.testing.assert_array_equal(normalized == 0, x == 0)
 
@@ -67,10 +71,10 @@ def test_zero_rows_and_columns_stay_zero(norm):
 def test_shape_factors(shape):
     for word in ("spectral", "max", "none"):
         expected = reference.shape_factor(*shape, word)
-        assert matrices.shape_factor(*shape, word) == pytest.approx(expected)
+        assert matrices.ScaleByShape(word).factor(*shape) == pytest.approx(expected)
     for norm in NORMS:
         for match in (False, True):
-            given = matrices.shape_factor(
-                *shape, consistent_rms=0.2, norm=norm, match_frobenius=match
+            scale = matrices.ScaleByShape("max", 0.2, norm, match)
+            assert scale.factor(*shape) == pytest.approx(
+                reference.rms_factor(*shape, 0.2, norm, match)
             )
-            assert given == pytest.approx(reference.rms_factor(*shape, 0.2, norm, match))

@@ -1,6 +1,5 @@
 """Zero, degenerate, tiny and huge gradients, weight decay without gradients, empty trees."""
 
-import functools
 from typing import get_args
 
 import jax
@@ -112,7 +111,7 @@ def test_no_infinity_arises_on_the_way():
 def test_functions_on_matrices_take_empty_ones(shape):
     x = jnp.ones(shape)
     functions = [omp.polar.polar_factor, omp.polar.svd]
-    functions += [functools.partial(omp.matrices.normalize_matrix, norm=n) for n in get_args(Norm)]
+    functions += [omp.matrices.Normalize(norm) for norm in get_args(Norm)]
     for function in functions:
         assert function(x).shape == shape
 

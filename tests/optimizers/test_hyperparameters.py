@@ -81,8 +81,8 @@ def test_numbers_of_every_form_give_one_update():
     "call, name",
     [
         (lambda value: omp.polar.Orthogonalize(eps=value), "eps"),
-        (lambda value: omp.matrices.normalize_matrix(jnp.eye(2), norm_eps=value), "norm_eps"),
-        (lambda value: omp.matrices.shape_factor(2, 3, consistent_rms=value), "consistent_rms"),
+        (lambda value: omp.matrices.Normalize(norm_eps=value), "norm_eps"),
+        (lambda value: omp.matrices.ScaleByShape(consistent_rms=value), "consistent_rms"),
         (lambda value: omp.describe({}, consistent_rms=value), "consistent_rms"),
         (lambda value: omp.describe({}, eps=value), "eps"),
     ],
