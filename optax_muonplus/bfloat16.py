@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._chain.checks import check_state, mask_params_like, wrong_state
+from optax_muonplus._chain.checks import check_state, mask_params_like
 from optax_muonplus._chain.paths import flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
@@ -79,16 +79,12 @@ def param_remainders(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, RemaindersState]:
         if params is None:
-            raise ValueError(
-                "Remainders need the parameters: call tx.update(gradients, state, parameters)."
-            )
-        if not isinstance(state, RemaindersState):
-            raise wrong_state(state, RemaindersState)
-        own = mask_params_like(updates, params)
+            raise ValueError("Remainders need params: call tx.update(updates, state, params).")
         steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
         leaves, structure = jax.tree.flatten(steps)
-        others = map(structure.flatten_up_to, (own, state.remainders))
-        pairs = [_moved(*x) for x in zip(leaves, *others, strict=True)]
+        trees = mask_params_like(updates, params), state.remainders
+        rows = zip(leaves, *map(structure.flatten_up_to, trees), strict=True)
+        pairs = [_moved(*row) for row in rows]
         moves, remainders = (structure.unflatten(pair[i] for pair in pairs) for i in range(2))
         new = RemaindersState(inner_state, remainders)
         check_state(state, new)
@@ -98,7 +94,6 @@ def param_remainders(
 
 
 def _moved(step: jax.Array, x: jax.Array, remainder: Any) -> tuple[jax.Array, Any]:
-    """Returns what is left to the new value of a parameter, and its new remainder."""
     if not _is_bfloat16(x):
         return step, remainder
     value, remainder = _split(_joined(x, remainder) + step.astype(jnp.float32))
@@ -139,7 +134,6 @@ def _is_bfloat16(x: Any) -> bool:
 
 
 def _check_dtypes(params: optax.Params) -> None:
-    """Raises ValueError for parameters of few bits that are not in bfloat16."""
     paths, leaves = flatten_with_names(params)
     for path, x in zip(paths, leaves, strict=True):
         dtype = jnp.result_type(x)

@@ -8,12 +8,13 @@ logarithmic code 3.7%.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from optax_muonplus._chain.momentum import Buffer, MomentumState, Storage, buffers_of, state_of
 from optax_muonplus._core.precision import saturating_cast
@@ -64,17 +65,19 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     of zeros, or of numbers below 1e-36, has the scale and codes 0.
     """
     blocks, axis = _in_blocks(x, shape)
-    scales = saturating_cast(_largest(blocks, axis) / _LARGEST, jnp.float32)
+    most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
+    scales = saturating_cast(jnp.maximum(most, -least) / _LARGEST, jnp.float32)
     codes = jnp.round(blocks / jnp.where(scales > 0, scales, 1))
     codes = jnp.clip(codes, -_LARGEST, _LARGEST).astype(jnp.int8)
-    return _typed_like(codes.reshape(x.shape), x), _typed_like(scales.reshape(shape), x)
+    spec = jax.typeof(x).sharding.spec
+    return _reshape(codes, x.shape, spec), _reshape(scales, shape, spec)
 
 
 def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """Returns the float32 numbers that codes and scales stand for."""
     blocks, axis = _in_blocks(codes, scales.shape)
-    x = blocks.astype(jnp.float32) * jnp.expand_dims(_without_single_axes(scales), axis)
-    return _typed_like(x.reshape(codes.shape), codes)
+    x = blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)
+    return _reshape(x, codes.shape, jax.typeof(codes).sharding.spec)
 
 
 def zero_scales(codes: jax.Array) -> jax.Array:
@@ -87,41 +90,22 @@ def zero_scales(codes: jax.Array) -> jax.Array:
 
 def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
     """Returns an array whose blocks lie along an axis of their own, and that axis."""
-    x = _without_single_axes(x)
-    sizes = zip(x.shape, shape, strict=True)
-    axis = next((i for i, (size, blocks) in enumerate(sizes) if size != blocks), x.ndim - 1)
-    block = [size // blocks for size, blocks in zip(x.shape, shape, strict=True) if size != blocks]
-    return x.reshape(*shape[: axis + 1], *(block or [1]), *shape[axis + 1 :]), axis + 1
+    divided = [
+        i for i, (size, blocks) in enumerate(zip(x.shape, shape, strict=True)) if size != blocks
+    ]
+    axis = 1 + (divided[0] if divided else x.ndim - 1)
+    block = [x.shape[i] // shape[i] for i in divided] or [1]
+    spec = tuple(jax.typeof(x).sharding.spec)
+    spec = (*spec[:axis], None, *spec[axis:])
+    return _reshape(x, (*shape[:axis], *block, *shape[axis:]), spec), axis
 
 
-def _without_single_axes(x: jax.Array) -> jax.Array:
-    """Returns ``x`` by a type without the Explicit mesh axes of one device.
-
-    Along blocks of one shard a reshape leaves such an axis with the elements, where the scales have
-    it with the blocks, and JAX multiplies no two arrays that name it at different places.
-    """
-    typed = jax.typeof(x).sharding
-    entries = _entries(typed)
-    kept = [tuple(name for name in names if typed.mesh.shape[name] > 1) for names in entries]
-    if kept == entries:
-        return x
-    return jax.sharding.reshard(x, NamedSharding(typed.mesh, PartitionSpec(*kept)))
-
-
-def _typed_like(x: jax.Array, other: jax.Array) -> jax.Array:
-    """Returns ``x`` with the type of ``other``, which may name mesh axes of one device too."""
-    typed = jax.typeof(other).sharding
-    same = _entries(jax.typeof(x).sharding) == _entries(typed)
-    return x if same else jax.sharding.reshard(x, typed)
-
-
-def _entries(typed: NamedSharding) -> list[tuple[str, ...]]:
-    return [(names,) if isinstance(names, str) else tuple(names or ()) for names in typed.spec]
-
-
-def _largest(blocks: jax.Array, axis: int) -> jax.Array:
-    most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
-    return jnp.maximum(most, -least)
+def _reshape(x: jax.Array, shape: Sequence[int], spec: Sequence[Any]) -> jax.Array:
+    """Reshapes ``x`` on Explicit axes too, where JAX may move a mesh axis of one device."""
+    mesh = jax.typeof(x).sharding.mesh
+    if AxisType.Explicit not in mesh.axis_types:
+        return x.reshape(shape)
+    return jnp.reshape(x, shape, out_sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def find_momentum(state: Any, as_stored: bool = False) -> Any:

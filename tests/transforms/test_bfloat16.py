@@ -107,12 +107,6 @@ def test_nan_of_any_bits_stays_nan():
     assert np.isnan(np.asarray(found[0][0], np.float32)).all()
 
 
-def test_states_of_others_are_refused():
-    tx, params = param_remainders(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
-    with pytest.raises(ValueError, match="state of another optimizer"):
-        tx.update(params, optax.sgd(0.1).init(params), params)
-
-
 def test_state_of_other_parameters_is_refused():
     tx, params = param_remainders(optax.sgd(0.1)), {"a": jnp.ones(3, jnp.bfloat16)}
     state = tx.init({"a": jnp.ones(3)})
@@ -149,5 +143,5 @@ def test_wrong_input_is_refused():
     tx = param_remainders(optax.sgd(0.1))
     with pytest.raises(ValueError, match="blocks/up is float16"):
         tx.init({"blocks": {"up": jnp.ones(3, jnp.float16)}})
-    with pytest.raises(ValueError, match="need the parameters"):
+    with pytest.raises(ValueError, match="need params"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3, jnp.bfloat16)))
