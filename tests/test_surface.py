@@ -15,7 +15,7 @@ LIBRARY = """
     matrices: Norm Normalize ScaleByShape ShapeScale
     rules: AGENTS MAXTEXT
     transforms: DualNorm Int8MomentumState LeafInfo MatrixLayout Momentum MomentumState
-    find_momentum map_blocks param_remainders plainly shard_state state_layout
+    find_momentum map_blocks param_remainders run_plain shard_state state_layout
 """
 # What a rule of one's own, such as the contributed ones, is written with.
 TOOLS = """

@@ -1,12 +1,12 @@
 """A chain of links: from the gradients of a tree to its updates, matrix by matrix.
 
-``TreeTransformation`` is what Optax calls. It reads the tree and hands the records of the matrices
+``ChainTransformation`` is what Optax calls. It reads the tree and hands the records of the matrices
 to ``Chain``, which calls its links in order. A ``FusedLink`` applies a momentum and functions.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from optax_muonplus._chain.checks import (
 )
 from optax_muonplus._chain.fused import FusedLink
 from optax_muonplus._chain.momentum import Momentum
-from optax_muonplus._chain.plain import Run, plainly
+from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._chain.record import LeafInfo, ResolvedTree
 from optax_muonplus._core.function import MatrixFunction
@@ -57,9 +57,6 @@ Part = (
 class Resolver(Protocol):
     """Reads which leaves of a tree are matrices, and how they are sharded."""
 
-    @property
-    def sharding(self) -> Any: ...
-
     def __call__(self, tree: Any) -> ResolvedTree: ...
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any: ...
@@ -79,7 +76,7 @@ class Chain:
 
     links: tuple[Any, ...]  # in order; transformations of Optax receive no records
     n_matrix_links: int  # how many there are up to the last one that receives records
-    n_scalings: int  # how many there are behind it, if functions on matrices come before them
+    scales: bool  # functions on matrices come last of these, and scalings alone behind them
 
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
@@ -90,9 +87,20 @@ class Chain:
             if isinstance(links[i - 1], FusedLink):
                 links[i - 1] = dataclasses.replace(links[i - 1], rounds=False)
         count = max(numbers, default=0)
-        scales = count > 0 and isinstance(links[count - 1], FusedLink)
+        scales = len(links) > count > 0 and isinstance(links[count - 1], FusedLink)
         scales = scales and all(isinstance(link, Scaling) for link in links[count:])
-        return cls(tuple(links), count, len(links) - count if scales else 0)
+        return cls(tuple(links), count, scales)
+
+    def over(self, leaves: Sequence[LeafInfo]) -> optax.GradientTransformationExtraArgs:
+        """Returns the chain for trees whose leaves are the matrices of these records."""
+
+        def init(params: optax.Params) -> optax.OptState:
+            return self.init(params, leaves)
+
+        def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+            return self.update(updates, state, params, leaves, extra_args)
+
+        return optax.GradientTransformationExtraArgs(init, update)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         states = tuple(
@@ -112,7 +120,7 @@ class Chain:
         gradients = updates
         links, states = self.links, (state,) if len(self.links) == 1 else state
         scaled: list[Any] = []
-        if self.n_scalings and _are_wide(updates, params):
+        if self.scales and _are_wide(updates, params):
             links, states, scaled = self._with_factor(updates, states)
         new = []
         for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
@@ -134,7 +142,7 @@ class Chain:
 
         A scaling of the number 1 is its factor.
         """
-        first = len(self.links) - self.n_scalings
+        first = self.n_matrix_links
         dtype = jnp.result_type(*jax.tree.leaves(updates), jnp.float32)
         factor, new = jnp.ones([], jnp.finfo(dtype).dtype), []
         for link, old in zip(self.links[first:], states[first:], strict=True):
@@ -149,23 +157,19 @@ def _is_of_optax(link: Any) -> bool:
 
 
 def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
+    """Makes one link of a momentum and the functions that follow it."""
     links: list[Any] = []
-    together: list[Any] = []
-    for part in (*parts, None):
-        is_step = isinstance(part, MatrixFunction | DualNorm)
-        if together and not is_step:
-            links.append(_link_of(together, run))
-            together = []
-        if is_step or isinstance(part, Momentum):
-            together.append(part)
-        elif part is not None:
-            links.append(_with_run(part, run))
-    return links
-
-
-def _with_run(part: Any, run: Run) -> Any:
-    has_run = dataclasses.is_dataclass(part) and hasattr(part, "run")
-    return dataclasses.replace(part, run=run) if has_run else part
+    for part in parts:
+        is_function = isinstance(part, MatrixFunction | DualNorm)
+        if is_function and links and isinstance(links[-1], list):
+            links[-1].append(part)
+        elif is_function or isinstance(part, Momentum):
+            links.append([part])
+        elif dataclasses.is_dataclass(part) and hasattr(part, "run"):
+            links.append(dataclasses.replace(part, run=run))
+        else:
+            links.append(part)
+    return [_link_of(x, run) if isinstance(x, list) else x for x in links]
 
 
 def _link_of(parts: Sequence[Any], run: Run) -> Any:
@@ -214,40 +218,54 @@ def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updat
     return jax.tree.map(promote, updates, params)
 
 
-class OnlyMatrices:
-    """A chain for a tree whose leaves all are matrices."""
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-
-    def init(self, params: optax.Params, tree: ResolvedTree) -> optax.OptState:
-        check_only_matrices(tree.leaves)
-        return self.chain.init(params, tree.leaves)
-
-    def update(
-        self, updates: Any, state: Any, params: Any, tree: ResolvedTree, extra_args: Any
-    ) -> tuple[optax.Updates, optax.OptState]:
-        check_only_matrices(tree.leaves)
-        return self.chain.update(updates, state, params, tree.leaves, extra_args)
-
-
 class ChainTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation with a chain of links in it."""
+    """A transformation with a chain of links in it.
+
+    Parameters are read at init and gradients at an update, each by path and shape: containers may
+    differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
+    """
 
     parts: tuple[Any, ...]  # as they were given, in order
     chain: Chain  # the links that are made of them
     resolve: Resolver
     run: Run  # applies functions to the matrices of a tree
 
+    @classmethod
+    def of(
+        cls, resolve: Resolver, over: Callable[[ResolvedTree], optax.GradientTransformation]
+    ) -> Self:
+        """Returns ``over`` of each tree, which is read first, and whose gradients are checked."""
+
+        def init(params: optax.Params) -> optax.OptState:
+            tree = resolve(params)
+            check_inexact([leaf.path for leaf in tree.leaves], [leaf.dtype for leaf in tree.leaves])
+            return resolve.placed(over(tree).init(params), tree)
+
+        def update(
+            updates: optax.Updates, state: optax.OptState, params: Any = None, **extra_args: Any
+        ) -> tuple[optax.Updates, optax.OptState]:
+            check_no_gradient_is_none(updates, state)
+            check_gradients(updates, params)
+            params = mask_params_like(updates, params)
+            updates, new = over(resolve(updates)).update(updates, state, params, **extra_args)
+            check_state(state, new)
+            return updates, new
+
+        return cls(init, update)
+
 
 class MatrixTransformation(ChainTransformation):
     """A transformation of trees whose leaves all are matrices."""
 
 
-def matrix_chain(*parts: Any, resolve: Resolver, run: Run = plainly) -> MatrixTransformation:
+def matrix_chain(*parts: Any, resolve: Resolver, run: Run = run_plain) -> MatrixTransformation:
     chain = Chain.of(parts, run)
-    whole = TreeTransformation(OnlyMatrices(chain), resolve)
-    result = MatrixTransformation(whole.init, whole.update)
+
+    def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
+        check_only_matrices(tree.leaves)
+        return chain.over(tree.leaves)
+
+    result = MatrixTransformation.of(resolve, over)
     result.parts, result.chain, result.resolve, result.run = parts, chain, resolve, run
     return result
 
@@ -256,35 +274,3 @@ def links_of(transformation: Any) -> tuple[Any, ...]:
     """Returns the links of the chain in a transformation of this library; none of any other."""
     chain = getattr(transformation, "chain", None)
     return chain.links if isinstance(chain, Chain) else ()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TreeTransformation:
-    """Reads a tree, and gives the records of its leaves to ``inner``.
-
-    Parameters are read at init and gradients at an update, each by path and shape: containers may
-    differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
-    """
-
-    inner: Any  # such as ``OnlyMatrices``
-    resolve: Resolver  # gives the records; the state is sharded like the parameters
-
-    def init(self, params: optax.Params) -> optax.OptState:
-        tree = self.resolve(params)
-        check_inexact([leaf.path for leaf in tree.leaves], [leaf.dtype for leaf in tree.leaves])
-        return self.resolve.placed(self.inner.init(params, tree), tree)
-
-    def update(
-        self,
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
-        check_no_gradient_is_none(updates, state)
-        check_gradients(updates, params)
-        params = mask_params_like(updates, params)
-        tree = self.resolve(updates)
-        updates, new = self.inner.update(updates, state, params, tree, extra_args)
-        check_state(state, new)
-        return updates, new

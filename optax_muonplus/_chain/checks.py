@@ -1,6 +1,6 @@
 """Checks of parameters, gradients and states, which name the leaves that are wrong."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -107,48 +107,25 @@ def check_state(old: optax.OptState, new: optax.OptState) -> None:
     NumPy's broadcasting would stretch a running mean of another side, or of a kernel that was read
     the other way, to the shape of the matrix.
     """
-    if jax.tree.structure(old) != jax.tree.structure(new):
-        raise wrong_state(old, new)
-    pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True))
-    if all(jnp.shape(x) == jnp.shape(y) for x, y in pairs):
+    is_same = jax.tree.structure(old) == jax.tree.structure(new)
+    pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=is_same))
+    if is_same and all(jnp.shape(x) == jnp.shape(y) for x, y in pairs):
         return  # only a message needs names
     wrong = [
         (path_name(path), f"is {jnp.shape(x)}, {jnp.shape(y)} after the update")
-        for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=True)
+        for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=is_same)
         if jnp.shape(x) != jnp.shape(y)
     ]
-    raise ValueError(
-        f"The state is of other options, or of another reading: {listed(wrong)}. Make it for these,"
-        " tx.init(parameters), or go on from it in the middle of a run: state, report ="
-        " optax_muonplus.take_over(state, tx.init(parameters), parameters)."
-    )
+    raise wrong_state(listed(wrong) if is_same else "it has other parts after an update")
 
 
-def wrong_state(state: optax.OptState, expected: Any) -> ValueError:
-    """Makes the error for ``state`` where one like ``expected``, or of its class, should be."""
-    has, should = (list(dict.fromkeys(_classes(x))) for x in (state, expected))
-    both = f"it has {', '.join(has) or 'none'}, where {', '.join(should)} should be"
-    if has == should:
-        both = f"other parts of {', '.join(has)}"
+def wrong_state(what: str) -> ValueError:
+    """Makes the error for a state that is not of the optimizer that got it."""
     return ValueError(
-        f"Got the state of another optimizer: {both}. To go on from it in the middle of a run, make"
-        " it the state of this one: state, report = optax_muonplus.take_over(state,"
-        " tx.init(params), params). To start from the beginning, use tx.init(params)."
+        f"The state is of another optimizer, of other options, or of another reading: {what}. Make"
+        " it for these, tx.init(parameters), or go on from it in the middle of a run: state, report"
+        " = optax_muonplus.take_over(state, tx.init(parameters), parameters)."
     )
-
-
-def _classes(node: Any) -> Iterator[str]:
-    """Yields the names of the classes of states, from the outside to the inside."""
-    if isinstance(node, type):
-        yield node.__name__
-        return
-    level = jax.tree_util.default_registry.flatten_one_level(node)
-    if level is None or isinstance(node, optax.MaskedNode):
-        return
-    if isinstance(node, tuple):
-        yield type(node).__name__ if hasattr(node, "_fields") else f"a chain of {len(node)}"
-    for child in level[0]:
-        yield from _classes(child)
 
 
 def _is_none(x: Any) -> bool:

@@ -11,7 +11,7 @@ import optax
 
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.plain import Run, plainly
+from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm, Program, compile_parts
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.arguments import supported
@@ -29,7 +29,7 @@ class FusedLink:
     functions: tuple[MatrixFunction | DualNorm, ...]  # as they were given
     program: Program  # what runs of them
     rounds: bool = True  # to the dtype of the gradients; else results have that of the momentum
-    run: Run = plainly
+    run: Run = run_plain
 
     @classmethod
     def of(
@@ -40,7 +40,7 @@ class FusedLink:
         run: Run | None = None,
     ) -> "FusedLink":
         program = compile_parts(momentum, functions)
-        return cls(momentum, tuple(functions), program, rounds, run or plainly)
+        return cls(momentum, tuple(functions), program, rounds, run or run_plain)
 
     def times(self, factor: jax.Array) -> "FusedLink":
         return dataclasses.replace(self, program=self.program.times(factor))

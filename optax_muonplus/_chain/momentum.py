@@ -17,7 +17,7 @@ from optax_muonplus._chain.paths import flatten_with_names
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._core.function import matrix_function, static
 from optax_muonplus._core.momentum import look_ahead, moving_average
-from optax_muonplus._core.precision import narrower, saturating_cast
+from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 
 # The arrays that hold one buffer.
 Buffer = tuple[jax.Array, ...]
@@ -144,7 +144,8 @@ class Momentum:
         """
         storage = storage_of(self.dtype)
         if getattr(state, "_fields", None) != storage.state._fields:
-            raise wrong_state(state, storage.state)
+            should = storage.state.__name__
+            raise wrong_state(f"it has {type(state).__name__}, where {should} should be")
         if not compared:
             check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
@@ -157,7 +158,7 @@ class Momentum:
         compute = LookAhead(self.beta, count, self.nesterov, divisor, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
-            stored = len(m) > 1 or narrower(x.dtype, rounded_to) == m[0].dtype
+            stored = len(m) > 1 or narrower_dtype(x.dtype, rounded_to) == m[0].dtype
             arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
             directions.append(Operand(arrays, x.dtype, compute))
         return new, directions

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._core.precision import narrower, saturating_cast
+from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 
 
 class Operand(NamedTuple):
@@ -30,7 +30,7 @@ class Operand(NamedTuple):
 
     def rounded_to(self, dtype: Any) -> "Operand":
         """Returns the operand in a dtype, if that is narrower and has as many exponent bits."""
-        return self._replace(dtype=narrower(self.dtype, dtype))
+        return self._replace(dtype=narrower_dtype(self.dtype, dtype))
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Operand":
         return self._replace(arrays=tuple(change(x) for x in self.arrays))

@@ -16,7 +16,7 @@ from optax_muonplus._core.precision import saturating_cast
 Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
 
 
-def plainly(
+def run_plain(
     program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
     """Applies functions to the matrices of leaves, one leaf after the other: the reference.

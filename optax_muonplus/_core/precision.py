@@ -109,7 +109,7 @@ def _saturated(x: jax.Array, largest: Any) -> jax.Array:
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
 
 
-def narrower(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
+def narrower_dtype(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
     """Returns ``other`` if it has fewer bits than ``dtype`` and as many for exponents."""
     dtype = jnp.dtype(dtype)
     if other is None or jnp.issubdtype(dtype, jnp.complexfloating):

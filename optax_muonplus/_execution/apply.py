@@ -20,7 +20,7 @@ def apply(
 ) -> list[jax.Array]:
     """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
 
-    Arguments are those of ``optax_muonplus.transforms.plainly``. Results are sharded like leaves.
+    Arguments are those of ``optax_muonplus.transforms.run_plain``. Results are sharded like leaves.
     """
     results: dict[int, jax.Array] = {}
     here = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]

@@ -10,7 +10,7 @@ import jax.core
 from optax_muonplus._chain.layout import MatrixLayout
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
-from optax_muonplus._core.precision import narrower, saturating_cast
+from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 from optax_muonplus._execution.batches import MatrixBatch, sharded_like_sources, work_in_loops
 from optax_muonplus._execution.loops import Platform, on_its_platform
 from optax_muonplus._execution.polar import for_platform
@@ -87,6 +87,6 @@ def apply_to_one(program: Program, batch: MatrixBatch, platform: Platform | None
     x = batch.operand.load()
     for function in for_platform(program, platform).stored(batch.transposed):
         x = function(x.astype(batch.dtype))
-        if narrower(x.dtype, function.output_dtype) != x.dtype:
+        if narrower_dtype(x.dtype, function.output_dtype) != x.dtype:
             x = jax.lax.optimization_barrier(x.astype(function.output_dtype))
     return saturating_cast(x.astype(batch.dtype), batch.result_dtype)

@@ -32,7 +32,7 @@ import numpy as np
 
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import usable_axes
-from optax_muonplus._core.precision import narrower
+from optax_muonplus._core.precision import narrower_dtype
 from optax_muonplus._execution.polar import for_platform
 from optax_muonplus._execution.sharded_leaf import LANES, ShardedLeaf
 
@@ -161,7 +161,7 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
     # The largest matrices first: smaller ones then fill what they leave uneven.
     for key in sorted(kinds, key=lambda key: -max(kind.flops for kind in kinds[key])):
         (cut, replicas), dtype, _ = key
-        narrow = jnp.dtype(narrower(dtype, program.input_dtype))
+        narrow = jnp.dtype(narrower_dtype(dtype, program.input_dtype))
         members = tuple(together[key]), tuple(map(tuple, together[key].values()))
         start = Route(*members, narrow, cut, (), replicas, (), loads, 0)
         routes.append(cheapest(start, kinds[key], sizes))

@@ -12,7 +12,7 @@ from optax_muonplus._chain.momentum import Momentum as Momentum
 from optax_muonplus._chain.momentum import MomentumState as MomentumState
 from optax_muonplus._chain.paths import flatten_tree as flatten_tree
 from optax_muonplus._chain.plain import Run as Run
-from optax_muonplus._chain.plain import plainly as plainly
+from optax_muonplus._chain.plain import run_plain as run_plain
 from optax_muonplus._chain.program import DualNorm as DualNorm
 from optax_muonplus._chain.record import LeafInfo as LeafInfo
 from optax_muonplus.transforms._blocks import map_blocks as map_blocks

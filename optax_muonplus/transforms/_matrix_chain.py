@@ -45,7 +45,7 @@ def matrix_chain(
       where: which parameters are matrices and where they lie, for all links; None means that of
         the one link that has one, or the default rules by path. Every leaf must be a matrix.
       run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
-        another function with the same results. :func:`optax_muonplus.transforms.plainly` is the
+        another function with the same results. :func:`optax_muonplus.transforms.run_plain` is the
         reference, in a few lines.
       **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
         ``where=omp.Matrices(...)``.

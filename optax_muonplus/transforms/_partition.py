@@ -1,6 +1,5 @@
 """A chain for the matrices of a tree, and any transformation of Optax for everything else."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -10,13 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._chain.chain import (
-    Chain,
-    ChainTransformation,
-    MatrixTransformation,
-    TreeTransformation,
-    promoted,
-)
+from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, promoted
 from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._core.precision import saturating_cast
@@ -31,36 +24,14 @@ def partition(
     Here a tree is read once for both, gradients are checked, and the first state is sharded like
     the parameters.
     """
-    whole = TreeTransformation(Partition(matrices.chain, wide_arithmetic(others)), matrices.resolve)
-    result = ChainTransformation(whole.init, whole.update)
+    others = wide_arithmetic(others)
+
+    def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
+        return _partition({ADAM: others, MUON: matrices.chain.over(tree.matrices)}, tree.labels)
+
+    result = ChainTransformation.of(matrices.resolve, over)
     vars(result).update(vars(matrices))
     return result
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Partition:
-    """``optax.partition`` of a chain and a transformation of all leaves that are no matrices."""
-
-    chain: Chain
-    others: optax.GradientTransformation
-
-    def init(self, params: optax.Params, tree: ResolvedTree) -> optax.OptState:
-        return self._of(tree).init(params)
-
-    def update(
-        self, updates: Any, state: Any, params: Any, tree: ResolvedTree, extra_args: Any
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return self._of(tree).update(updates, state, params, **extra_args)
-
-    def _of(self, tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
-        def init(params: Any) -> Any:
-            return self.chain.init(params, tree.matrices)
-
-        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-            return self.chain.update(updates, state, params, tree.matrices, extra)
-
-        matrices = optax.GradientTransformationExtraArgs(init, update)
-        return _partition({ADAM: self.others, MUON: matrices}, tree.labels)
 
 
 def _partition(

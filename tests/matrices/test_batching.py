@@ -1,6 +1,6 @@
 """Matrices of one shape are worked on together: programs that do not grow, and derivatives.
 
-That numbers are the same is in `mesh/test_run_equals_plainly.py`.
+That numbers are the same is in `mesh/test_run_equals_plain.py`.
 """
 
 import jax

@@ -8,7 +8,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus import contrib
-from optax_muonplus.transforms import plainly
+from optax_muonplus.transforms import run_plain
 
 PARAMS = {"up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)}}
 GRADS = jax.tree.map(lambda x: np.float32(np.random.default_rng(0).normal(size=x.shape)), PARAMS)
@@ -94,7 +94,7 @@ def test_the_run_of_a_chain_reaches_rules(rule):
 
     def run(*args):
         calls.append(args)
-        return plainly(*args)
+        return run_plain(*args)
 
     tx = omp.optimizer(omp.matrix_chain(rule, run=run), 0.1)
     found, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS)

@@ -1,4 +1,4 @@
-"""Whatever runs the functions, updates are those of the reference `plainly` on one device.
+"""Whatever runs the functions, updates are those of the reference `run_plain` on one device.
 
 Each case is one program for a tree that has every shape and layout: tall, wide and square matrices,
 stored either way, stacked over layers and experts, fused, and in two dtypes.
@@ -16,7 +16,7 @@ import optax_muonplus as omp
 from optax_muonplus._execution import plan as planning
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, plainly
+from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, run_plain
 from tests.support.batches import everywhere_mapped, everywhere_stacked, play
 from tests.support.mesh import (
     DIMS,
@@ -74,7 +74,7 @@ def updated(tx, grads, mesh=None):
 @functools.cache
 def reference(name):
     grads = modules_of(gradients(), MATRICES if name == "defaults" else SOME)
-    return updated(chain(run=plainly, **OPTIONS[name]), grads)
+    return updated(chain(run=run_plain, **OPTIONS[name]), grads)
 
 
 def assert_equal(found, options, modules):
@@ -156,7 +156,7 @@ def test_arrays_made_before_an_explicit_mesh_was_set(machine, monkeypatch):
         tx = omp.matrix_chain(Normalize("row"), where=where, **options)
         return jax.jit(lambda x: tx.update(x, tx.init(x))[0])(grads)
 
-    expected = normalized(run=plainly)
+    expected = normalized(run=run_plain)
     with jax.set_mesh(make_mesh((4, 2), ("a", "b"), EXPLICIT)):
         found = normalized()
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
