@@ -1,22 +1,36 @@
 """One update, compiled for accelerators that are not there: `python -m benchmarks.accelerators`.
 
 Nothing is run. The compilers are those of the accelerators, and the figures are what they wrote:
-of a GPU the bytes and kernels beside the products, of a TPU libtpu's cycles. `--help` lists the
-options. A row is a name and words of its form: `omp.muonplus:bfloat16:row_col:matched`.
+of a GPU the bytes and kernels beside the products, of a TPU libtpu's cycles without collectives.
+Loops count as often as they run, and a conditional with its most expensive branch: where devices
+differ, figures are upper bounds. `--help` lists the options.
 """
 
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import optax
 import tyro
+from jax.sharding import Mesh
 
-from benchmarks import accelerator_row, columns, records, trees
-from benchmarks.accelerator_row import REFERENCE
-from examples.compiled_programs import child, targets
+import optax_muonplus as omp
+from benchmarks import columns, meshes, parity, records, trees
+from benchmarks.compiled import Compiled, compile_update
+from examples.compiled_programs import child, gpu, hlo, targets, tpu, walk
+
+REFERENCE = "optax.contrib.muon"
+OURS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "omp.muon": functools.partial(omp.muon, **parity.AS_OPTAX),
+    "omp.muonplus": omp.muonplus,
+    "omp.muonplus:col_row": functools.partial(omp.muonplus, **parity.COL_ROW),
+    "omp.muonplus:cubic": functools.partial(omp.muonplus, ns_coeffs="cubic"),
+}
+LIMIT_S = 1800.0  # after which a row is given up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,103 +41,112 @@ class Config(trees.Options):
     """`h100:N`, or a kind of TPU and its layout: `v5e:4x4`, `v5p:2x2x1`, `v6e:2x2`, `v5e:1`."""
     tree: trees.Name = "gpt-small"
     """Shapes of the parameters."""
-    experts: int = 1
-    """Groups of devices that have different experts; rows are cut over the devices of a group."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Of parameters and gradients, and so of Optax's products."""
-    per_head: int | None = None
-    """Outputs of one attention head: this package then takes each head of queries, keys and values
-    for a matrix. Optax's rows have whole kernels."""
-    rows: tuple[str, ...] = (
-        REFERENCE,
-        "omp.muon:bfloat16",
-        "omp.muonplus:bfloat16",
-        "omp.muonplus:bfloat16:row_col:matched",
-    )
-    """Which rows to compile: optax.contrib.muon, optax.adamw, omp.muon and omp.muonplus with words
-    of `accelerator_row.WORDS`. Without `default` a row has Optax's momentum and shape factor."""
+    products: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Of this package's products; on a GPU, XLA rounds operands of float32 to TF32."""
+    rows: tuple[str, ...] = (REFERENCE, "omp.muon", "omp.muonplus")
+    """Which rows to compile: optax.contrib.muon, omp.muon with Optax's update, omp.muonplus, or
+    this with `:col_row` or `:cubic`."""
     row: str | None = None
     """Compile this row in this process and print its figures as JSON. The command starts itself so
     for each row, in the environment that the compiler needs."""
-
-
-LIMIT_S = 1800.0  # after which a row is given up
 
 
 def main(config: Config) -> None:
     """Compiles and prints the table; writes it with the machine's description as JSON."""
     try:
         target = targets.parse(config.target)
-        for name in config.rows:
-            rule, *words = name.split(":")
-            accelerator_row.arguments(rule, words)
     except ValueError as error:
         raise SystemExit(str(error)) from None
+    if unknown := sorted({*config.rows} - {REFERENCE, *OURS}):
+        raise SystemExit(f"There is no row {unknown[0]}: {', '.join((REFERENCE, *OURS))}.")
     if sentence := targets.missing(target):
         raise SystemExit(sentence)
     if config.row is not None:
-        print(json.dumps(accelerator_row.figures(config.row, config, target)))
+        print(json.dumps(figures(config.row, config, target)))
         return
     jax.config.update("jax_platforms", "cpu")  # plugins would complain of devices that are missing
     rows: dict[str, Any] = {}
     for name in config.rows:
         print(f"compiling {name}", flush=True)
-        rows[name] = row_of_process(command(config, name), target, LIMIT_S)
-    print(assumptions(target))
+        rows[name] = row_of_process(name, config, target)
     print(table(target, rows))
-    record = {
-        **records.describe_run("benchmarks.accelerators", config),
-        "compilers": targets.compilers(target),
-        "assumptions": assumptions(target),
-        "rows": rows,
-    }
-    records.write(config.out, file_name(config), record)
+    record = records.describe_run("benchmarks.accelerators", config)
+    record |= {"compilers": targets.compilers(target), "rows": rows}
+    form = [*["scanned"] * config.scanned, *config.changed, config.dtype]
+    parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form]
+    records.write(config.out, "-".join(parts), record)
 
 
-def command(config: Config, name: str) -> list[str]:
-    """Returns the command that compiles one row."""
-    options = dataclasses.replace(config, rows=Config.rows, row=name)
-    return [sys.executable, "-m", "benchmarks.accelerators", *records.flags(options)]
-
-
-def row_of_process(arguments: list[str], target: targets.Target, limit_s: float) -> dict[str, Any]:
+def row_of_process(name: str, config: Config, target: targets.Target) -> dict[str, Any]:
     """Returns the figures that a process prints; if it fails, how it ended."""
-    with child.process(arguments, targets.environment(target), limit_s) as (lines, ended):
+    options = dataclasses.replace(config, rows=Config.rows, row=name)
+    command = [sys.executable, "-m", "benchmarks.accelerators", *records.flags(options)]
+    with child.process(command, targets.environment(target), LIMIT_S) as (lines, ended):
         found = list(lines)
         how = ended()
     return {"failed": how} if how else found[-1]
 
 
-def assumptions(target: targets.Target) -> str:
-    """Says what the figures are made of."""
-    cycles = "Cycles are libtpu's own estimates, without collectives."
-    return (
-        "Nothing was run: these are programs of the real compiler, read as text."
-        f" {f'Roofline: {target.roofline}' if target.is_gpu else cycles} Loops count as often as"
-        " they run, a conditional with the branch that its device takes, or with its most expensive"
-        " one. Figures are of the device with most work."
-    )
+def figures(name: str, config: Config, target: targets.Target) -> dict[str, Any]:
+    """Compiles the update of one row, and reads its program."""
+    tree = placed(config, target)
+    tx = optimizer(name, config, tree)
+    return of_program(compile_update(tx, tree, options=target.compiler_options), target)
+
+
+def placed(config: Config, target: targets.Target) -> Any:
+    """Cuts the rows of matrices over all devices of the target (FSDP)."""
+    mesh = Mesh(targets.devices(target), ("data",))
+    tree = meshes.placed(trees.shapes(config.size, config.dtype), mesh, "data")
+    return trees.scanned(tree) if config.scanned else tree
+
+
+def optimizer(name: str, config: Config, tree: Any) -> optax.GradientTransformation:
+    """Makes the optimizer of a row; all treat the same parameters as matrices."""
+    given: dict[str, Any] = {"muon_weight_dimension_numbers": trees.dimension_numbers(tree)}
+    if name == REFERENCE:
+        return optax.contrib.muon(0.02, **given)
+    sharding = jax.tree.map(lambda x: x.sharding, tree)
+    if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
+        given["sharding"] = sharding
+    return OURS[name](0.02, compute_dtype=config.products, **given)
+
+
+def of_program(compiled: Compiled, target: targets.Target) -> dict[str, Any]:
+    """Reads a compiled update: what a device does at most, and memory."""
+    program = hlo.read_program(compiled.program)
+    work = gpu.most_work(program) if target.is_gpu else tpu.most_work(program)
+    size, kernels = walk.of_kinds(work, "bytes"), walk.of_kinds(work, "kernels")
+    return {
+        "kernels": sum(kernels.values()),
+        "kernels_by_kind": kernels,
+        "kernels_beside_products": sum(kernels.values()) - kernels.get("products", 0),
+        "bytes_beside_products": sum(size.values()) - size.get("products", 0),
+        "bytes_by_kind": size,
+        "operations": walk.total(work, "operations"),
+        "estimated_cycles": walk.total(work, "cycles"),
+        "collectives": walk.of_kinds(work, "collectives"),
+        "received_bytes": walk.total(work, "received"),
+        **compiled.figures(),
+    }
 
 
 def table(target: targets.Target, rows: Mapping[str, dict[str, Any]]) -> str:
     """Writes the table, and a sentence for each row that has no figures."""
     done = {name: row for name, row in rows.items() if "failed" not in row}
-    sums = {
-        name: row | {"received_bytes": sum(row["received_bytes"].values())}
-        for name, row in done.items()
-    }
     shown = [columns.word("update", "name")]
     for heading, key, digits, unit, compared in (_GPU if target.is_gpu else _TPU) + _MEMORY:
         shown.append(columns.number(heading, key, digits, unit))
         if compared:
-            shown.append(columns.of_reference(key, sums.get(REFERENCE, {})))
+            shown.append(columns.of_reference(key, done.get(REFERENCE, {})))
     shown.append(("collectives", collectives))
-    failed = [
-        f"{name} has no figures: {row['failed']}" for name, row in rows.items() if name not in done
-    ]
-    return "\n".join([columns.table(columns.named(sums), shown), *failed])
+    failed = [f"{name} has no figures: {row['failed']}" for name, row in rows.items()
+              if name not in done]  # fmt: skip
+    return "\n".join([columns.table(columns.named(done), shown), *failed])
 
 
 def collectives(row: columns.Row) -> str:
@@ -133,31 +156,20 @@ def collectives(row: columns.Row) -> str:
 
 # Heading, key of the figure, digits, its unit, and whether it is compared with Optax's.
 _MEMORY = (
-    ("state MB", "state_bytes", 1, 1e6, False),
+    ("TFLOP at most", "operations", 2, 1e12, True),
     ("temporary MB", "temporary_bytes", 1, 1e6, True),
     ("MB received", "received_bytes", 1, 1e6, False),
     ("compile s", "compile_s", 1, 1, False),
 )
 _GPU = (
-    ("roofline ms", "roofline_s", 2, 1e-3, True),
     ("GB beside products", "bytes_beside_products", 2, 1e9, True),
     ("kernels beside products", "kernels_beside_products", 0, 1, True),
-    ("TFLOP", "operations_of_products", 2, 1e12, True),
     ("kernels", "kernels", 0, 1, False),
 )
 _TPU = (
     ("million cycles", "estimated_cycles", 1, 1e6, True),
     ("estimated operations", "kernels", 0, 1, True),
 )
-
-
-def file_name(config: Config) -> str:
-    """Says what was compiled, for which devices."""
-    heads = ["per-head"] if config.per_head else []
-    spread = [f"experts{config.experts}"] if config.experts > 1 else []
-    form = [*["scanned"] * config.scanned, *config.changed, *heads, *spread]
-    parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form, config.dtype]
-    return "-".join(parts)
 
 
 if __name__ == "__main__":

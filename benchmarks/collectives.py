@@ -1,10 +1,11 @@
 """What devices send each other in one update: `python -m benchmarks.collectives`.
 
-Programs are compiled for simulated devices and read, never run. `--help` lists the options.
+Programs are compiled for simulated devices and read, never run. Where devices differ, GFLOP is an
+upper bound. `--help` lists the options.
 """
 
-import collections
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,10 +13,9 @@ import optax
 import tyro
 
 import optax_muonplus as omp
-from benchmarks import columns, meshes, products, records, trees
+from benchmarks import columns, meshes, records, trees
 from benchmarks.compiled import compile_update
-from examples.compiled_programs import counts, hlo
-from examples.compiled_programs.collectives import lowered_bytes
+from examples.compiled_programs import hlo, products, walk
 
 REFERENCE = "optax.contrib.muon"
 COMPILER = "omp.muonplus, left to the compiler"
@@ -36,9 +36,6 @@ class Config(trees.Options):
     """The mesh axis that cuts the rows of each matrix, then the one that cuts its columns; `-` is
     none. Matrices are replicated along the mesh's other axes: `data` is FSDP, `-` is data
     parallel, and a third axis in the mesh makes replicas of any of these."""
-    experts: str = "-"
-    """The mesh axis over which experts are spread, each whole or as `spec` cuts it by the other
-    axes."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     state_over: str = ""
@@ -53,30 +50,23 @@ def main(config: Config) -> None:
     devices = meshes.simulated(config.mesh)
     if devices.size == 1:
         raise SystemExit(f"--mesh {config.mesh} is one device, on which nothing moves.")
-    placed = meshes.placed(shapes, devices, config.spec, config.experts)
+    placed = meshes.placed(shapes, devices, config.spec)
     placed = trees.scanned(placed) if config.scanned else placed
     sharding = meshes.described(placed)
     print(*sharding, sep="\n")
     rows = {}
     for name, tx in optimizers(config, placed).items():
         print(f"compiling {name}")
-        state_like = cut_state(config, placed) if name == CUT_STATE else placed
-        rows[name] = figures(tx, placed, state_like, method_operations(config, name))
-    if not config.rivals:
-        print(f"{REFERENCE} and {COMPILER} were not compiled: --no-rivals")
+        rows[name] = figures(tx, placed, cut_state(config, placed) if name == CUT_STATE else placed)
     print(columns.table(columns.named(rows), COLUMNS, left=2))
-    record = {
-        **records.describe_run("benchmarks.collectives", config),
-        "sharding": sharding,
-        "rows": rows,
-    }
+    record = records.describe_run("benchmarks.collectives", config)
     mesh = config.mesh.replace("=", "").split(",")
     spec = ["none" if name == "-" else name for name in config.spec.split(",")]
-    spec += [f"experts-{config.experts}"] * (config.experts != "-") + ["scanned"] * config.scanned
-    if config.state_over:
-        mesh.append(f"state-over-{config.state_over}")
-    parts = ["collectives", config.tree, *mesh, "by", *spec, *config.changed, config.dtype]
-    records.write(config.out, "-".join(parts), record)
+    form = ["scanned"] * config.scanned + [f"state-over-{config.state_over}"] * bool(
+        config.state_over
+    )
+    parts = ["collectives", config.tree, *mesh, "by", *spec, *form, *config.changed, config.dtype]
+    records.write(config.out, "-".join(parts), {**record, "sharding": sharding, "rows": rows})
 
 
 def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransformation]:
@@ -105,67 +95,37 @@ def cut_state(config: Config, placed: Any) -> Any:
     return jax.tree.map(lambda x, s: x.update(sharding=s), placed, shardings)
 
 
-def method_operations(config: Config, name: str) -> int:
-    """Counts operations of a row's method for all matrices: plain Newton-Schulz, or Gram."""
-    compute_dtype = "bfloat16" if name == NARROW else config.compute_dtype
-    polar = "newton_schulz" if name == REFERENCE else "auto"
-    return products.flops(products.needed(config.size, polar, compute_dtype))
-
-
-def figures(
-    tx: optax.GradientTransformation, placed: Any, state_like: Any, operations: int
-) -> dict[str, Any]:
-    """Counts one row of the table: the device with the most work, and the least possible."""
+def figures(tx: optax.GradientTransformation, placed: Any, state_like: Any) -> dict[str, Any]:
+    """Counts one row of the table: what a device does at most, and the least possible."""
     compiled = compile_update(tx, placed, state_like=state_like)
     program = hlo.read_program(compiled.program)
-    devices = counts.count(program)
-    most = max(devices, key=lambda device: (device.operations, device.received.total()))
-    fewest = meshes.fewest_bytes(placed)
+    work = walk.most_work(program, functools.partial(products.cost, program), "operations")
+    received, fewest = walk.total(work, "received"), meshes.fewest_bytes(placed)
     return {
-        "collectives": dict(most.collectives),
-        "collectives_in_loops": most.in_loops,
-        "received_bytes": most.received.total(),
-        "received_bytes_by_kind": dict(most.received),
-        "returned_bytes": most.returned,
-        "lowered_bytes": lowered_bytes(compiled.lowered),
+        "collectives": walk.of_kinds(work, "collectives"),
+        "received_bytes": received,
+        "received_bytes_by_kind": walk.of_kinds(work, "received"),
         "fewest_bytes": fewest,
-        "received_ratio": most.received.total() / fewest,
-        "operations": most.operations,
-        "operations_ratio": most.operations * program.devices / operations,
-        "operations_of_devices": dict(collections.Counter(device.operations for device in devices)),
+        "received_ratio": received / fewest,
+        "operations": walk.total(work, "operations"),
         **compiled.figures(),
     }
 
 
 def number_and_kinds(row: columns.Row) -> str:
-    """Writes how many collectives there are, and of which kinds."""
+    """Writes how many collectives there are, and of which kinds and dtypes."""
     kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(row["collectives"].items()))
     return f"{sum(row['collectives'].values())}: {kinds}" if kinds else "0"
-
-
-def asked_for(row: columns.Row) -> str:
-    """Writes the bytes in the dtypes that the program asks for, where it names collectives."""
-    return f"{row['lowered_bytes'] / 1e6:.2f}" if row["lowered_bytes"] else ""
-
-
-def in_and_out(row: columns.Row) -> str:
-    """Writes the bytes of arguments and results."""
-    return f"{(row['argument_bytes'] + row['output_bytes']) / 1e6:.1f}"
 
 
 COLUMNS = (
     columns.word("update", "name"),
     ("collectives", number_and_kinds),
-    columns.number("in loops", "collectives_in_loops", 0),
     columns.number("MB received", "received_bytes", 2, 1e6),
-    columns.number("of results", "returned_bytes", 2, 1e6),
-    ("asked for", asked_for),
     columns.number("fewest", "fewest_bytes", 2, 1e6),
     columns.number("ratio", "received_ratio", 2),
-    columns.number("GFLOP", "operations", 2, 1e9),
-    columns.number("to total/N", "operations_ratio", 3),
+    columns.number("GFLOP at most", "operations", 2, 1e9),
     columns.number("temporary MB", "temporary_bytes", 1, 1e6),
-    ("in and out MB", in_and_out),
     columns.number("compile s", "compile_s"),
 )
 

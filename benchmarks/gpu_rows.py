@@ -62,15 +62,14 @@ def updates(size: trees.Size, dtype: Any, timed: Timed) -> Iterator[Row]:
 
 def rules(dtype: str, where: dict[str, Any]) -> dict[str, tuple[Any, str | None]]:
     """Makes our updates, each with its dtype of products."""
-    make = functools.partial(omp.muonplus, 0.02, shape_scale="max", **where)
-    half, ours = {"compute_dtype": "bfloat16"}, "omp.muonplus"
+    make = functools.partial(omp.muonplus, 0.02, **where)
+    half: dict[str, Any] = {"compute_dtype": "bfloat16"}
     found: dict[str, tuple[Any, str | None]] = {
-        f"{ours}, bfloat16": (make(**parity.ROW_COL, **half), "bfloat16")
+        "omp.muonplus, bfloat16": (make(**half), "bfloat16")
     }
     if dtype == "float32":
-        return {f"{ours}, TF32": (make(**parity.ROW_COL), None)} | found
-    found[f"{ours}, col_row, bfloat16"] = (make(**parity.COL_ROW, **half), "bfloat16")
-    return found
+        return {"omp.muonplus, TF32": (make(), None)} | found
+    return found | {"omp.muonplus, col_row": (make(**parity.COL_ROW, **half), "bfloat16")}
 
 
 def work(size: trees.Size, polar: Any, compute_dtype: str | None) -> float:

@@ -26,22 +26,17 @@ def simulated(text: str) -> Mesh:
     return jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))
 
 
-def placed(shapes: Any, mesh: Mesh, spec: str, experts: str = "-") -> Any:
+def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
     """Gives shapes their shardings: matrices as ``spec`` says, everything else replicated.
 
-    Leaves ``(experts, in, out)`` are cut along ``experts`` into whole matrices, and these as
-    ``spec`` says by the other axes.
+    Experts, of leaves ``(experts, in, out)``, are cut in the same way.
     """
 
     def place(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        cuts = PartitionSpec()
-        if len(x.shape) == 2:
-            cuts = PartitionSpec(*_matrix_cuts(x.shape, spec.split(","), mesh))
-        elif len(x.shape) == 3:
-            names = ["-" if name == experts else name for name in spec.split(",")]
-            by_expert = None if experts == "-" else experts
-            cuts = PartitionSpec(by_expert, *_matrix_cuts(x.shape[1:], names, mesh))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, cuts))
+        batch: list[None] = [None] * (len(x.shape) - 2)
+        cuts = _matrix_cuts(x.shape[-2:], spec.split(","), mesh) if len(x.shape) > 1 else []
+        sharding = NamedSharding(mesh, PartitionSpec(*batch, *cuts))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     return jax.tree.map(place, shapes)
 
@@ -108,14 +103,11 @@ def fewest_bytes(params: Any) -> int:
 
     A device works on 1/N of the matrices and receives the shards of them that it lacks. Afterwards
     it receives its shards of all other matrices' results. If no matrix is replicated, each shard
-    is sent once to the device that works on it, and once back. Devices that have different experts
-    share the work on their own.
+    is sent once to the device that works on it, and once back.
     """
     total = Fraction(0)
     for x in _matrices(params):
-        local = x.sharding.shard_shape(x.shape)
-        own = Fraction(math.prod(local[:-2]), math.prod(x.shape[:-2]))
-        shard = Fraction(math.prod(local[-2:]), math.prod(x.shape[-2:]))
+        shard = Fraction(math.prod(x.sharding.shard_shape(x.shape)), x.size)
         even = Fraction(1, x.sharding.mesh.size)  # a device's even share of all matrices
-        total += x.dtype.itemsize * x.size * ((1 - shard) * even + shard * (own - even))
+        total += x.dtype.itemsize * x.size * ((1 - shard) * even + shard * (1 - even))
     return math.ceil(total)

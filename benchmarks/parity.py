@@ -9,10 +9,7 @@ AS_OPTAX: dict[str, Any] = {"shape_scale": "max", "bias_correction": True}
 """Options of ``optax_muonplus.muon`` that give the update of `optax.contrib.muon`."""
 
 COL_ROW: dict[str, Any] = {"norm": "col_row", "match_frobenius": False}
-"""The norm of the paper's published form."""
-
-ROW_COL: dict[str, Any] = {"norm": "row_col", "match_frobenius": True}
-"""The norm of the recommended form."""
+"""The norm of the paper, where the default has ``row_col`` and keeps the Frobenius norm."""
 
 
 def distance(found: Any, expected: Any) -> float:

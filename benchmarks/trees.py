@@ -1,9 +1,8 @@
-"""Shapes of the parameters of the paper's models and of two mixtures of experts, in Flax's names.
+"""Shapes of the parameters of the paper's models and of a mixture of experts, in Flax's names.
 
-Query, key and value are three matrices, where the GPT of the paper's code has one. A mixture has in
-each layer one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are those
-of DeepSeekMoE 16B's (arXiv:2401.06066) or Mixtral 8x7B's (arXiv:2401.04088) routed experts;
-attention has as many keys as queries, and there are no shared experts.
+Query, key and value are three matrices, where the GPT of the paper's code has one. The mixture has
+in each layer one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are
+those of DeepSeekMoE 16B's routed experts (arXiv:2401.06066).
 """
 
 import dataclasses
@@ -18,7 +17,7 @@ import optax_muonplus as omp
 
 Name = Literal[
     "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
-    "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b", "deepseek-moe", "mixtral",
+    "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b", "deepseek-moe",
 ]  # fmt: skip
 
 
@@ -32,7 +31,7 @@ class Size(NamedTuple):
     experts: int = 0  # none: one MLP in each layer, without a router
 
 
-# The paper's table "Architecture configurations" (arXiv 2602.21545), and four others.
+# The paper's table "Architecture configurations" (arXiv 2602.21545), and three others.
 SIZES = {
     "gpt-256": Size(256, 12, 4 * 256, False),  # the default of benchmarks.collectives
     "gpt-384": Size(384, 6, 4 * 384, False),  # GPT-Small cut to one second on two CPU cores
@@ -46,7 +45,6 @@ SIZES = {
     "llama-1b": Size(2048, 24, 5461, True),
     "llama-7b": Size(4096, 32, 11008, True),
     "deepseek-moe": Size(2048, 24, 1408, True, experts=64),
-    "mixtral": Size(4096, 32, 14336, True, experts=8),
 }
 
 

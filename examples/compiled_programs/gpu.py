@@ -1,44 +1,16 @@
-"""What one device does in a program that XLA compiled for a GPU: kernels, bytes, products, time.
+"""What one device does in a program that XLA compiled for a GPU: kernels, bytes, products.
 
-The time is a roofline: kernels run one after the other, and each takes the longer of two times:
-that of the bytes which it reads and writes, and that of its products. Nothing is added for
-launching a kernel, and nothing is taken off where arrays stay in a cache. A collective takes the
-time of the bytes that it receives.
+Nothing is taken off where arrays stay in a cache.
 """
 
 import collections
 import functools
-from typing import NamedTuple
 
 from examples.compiled_programs import collectives, products, walk
-from examples.compiled_programs.collectives import leaves_host, size_in_bytes
+from examples.compiled_programs.collectives import size_in_bytes
 from examples.compiled_programs.hlo import Computation, Instruction, Program, Shape
-from examples.compiled_programs.products import LIBRARY_PRODUCT, Product
+from examples.compiled_programs.products import LIBRARY_PRODUCT
 from examples.compiled_programs.walk import Work
-
-
-class Rates(NamedTuple):
-    """What a device can do in a second.
-
-    Attributes:
-      memory: bytes read and written.
-      half: operations of products of float16 or bfloat16 operands.
-      tf32: of float32 operands that are rounded to TF32, the default.
-      float32: of float32 operands that are not rounded.
-      link: bytes received from other devices.
-      between_hosts: the same, where a collective has devices of several hosts; None if that makes
-        no difference.
-      host: devices of a host.
-    """
-
-    memory: float
-    half: float
-    tf32: float
-    float32: float
-    link: float
-    between_hosts: float | None = None
-    host: int = 1
-
 
 # Instructions that launch nothing.
 _FREE = {
@@ -54,36 +26,28 @@ _MOVES = {
 _SLICES = ("slice", "dynamic-slice", "gather")
 
 
-def most_work(program: Program, rates: Rates) -> Work:
-    """The work of the device whose roofline time is the longest.
+def most_work(program: Program) -> Work:
+    """The work of a device, with the branch of most bytes of a conditional.
 
-    The keys are ``("kernels", kind)``, ``("bytes", kind)``, ``("seconds", kind)`` and
-    ``("operations", "products")``, where the kind is ``products``, ``reductions``, ``moves`` or
-    ``arithmetic``; and those of :func:`collectives.cost`, whose seconds are
-    ``("seconds", "collectives")``.
+    The keys are ``("kernels", kind)``, ``("bytes", kind)`` and ``("operations", "products")``,
+    where the kind is ``products``, ``reductions``, ``moves`` or ``arithmetic``; and those of
+    :func:`collectives.cost`.
 
     Raises:
       ValueError: if a loop runs for an unknown number of iterations.
     """
-    return walk.most_work(program, functools.partial(_cost, program, rates), "seconds")
+    return walk.most_work(program, functools.partial(_cost, program), "bytes")
 
 
-def _cost(program: Program, rates: Rates, computation: Computation, x: Instruction) -> Work:
-    opcode = x.opcode
-    if opcode in _FREE or opcode.endswith(("-done", "-update")):
+def _cost(program: Program, computation: Computation, x: Instruction) -> Work:
+    if x.opcode in _FREE or x.opcode.endswith(("-done", "-update")):
         return {}
     if sent := collectives.cost(program, computation, x):
-        far = rates.between_hosts and leaves_host(x, program.devices, rates.host)
-        link = rates.between_hosts if far else rates.link
-        return sent | {("seconds", "collectives"): walk.total(sent, "received") / link}
+        return sent
     shapes = [computation.instructions[name].shapes for name in x.operands]
-    found = products.inside(program, computation, x)
-    operations = sum(product.operations for product in found)
-    rate = min((_rate(product, rates) for product in found), default=rates.half)
+    operations = products.operations(program, computation, x)
     kind = "products" if operations else _kind(program, x)
-    size = _bytes(program, x, shapes)
-    seconds = max(size / rates.memory, operations / rate)
-    work = {("kernels", kind): 1, ("bytes", kind): size, ("seconds", kind): seconds}
+    work: Work = {("kernels", kind): 1, ("bytes", kind): _bytes(program, x, shapes)}
     return work | ({("operations", kind): operations} if operations else {})
 
 
@@ -95,12 +59,6 @@ def _kind(program: Program, x: Instruction) -> str:
     if "reduce" in opcodes:
         return "reductions"
     return "moves" if opcodes <= _MOVES else "arithmetic"
-
-
-def _rate(product: Product, rates: Rates) -> float:
-    if product.dtype in ("f16", "bf16"):
-        return rates.half
-    return rates.float32 if product.highest else rates.tf32
 
 
 def _bytes(program: Program, x: Instruction, operands: list[tuple[Shape, ...]]) -> int:

@@ -13,8 +13,7 @@ Shape = tuple[str, tuple[int, ...]]
 _HEADER = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{(.*?)\}")
-_TWO_BRANCHES = re.compile(r"true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"(?:branch_computations=\{|(?:true|false)_computation=)([^}=]*)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
@@ -39,28 +38,16 @@ class Instruction(NamedTuple):
     @property
     def operands(self) -> list[str]:
         """Names of the instructions whose results it uses."""
-        return re.findall(r"%([\w.\-]+)", self.arguments)
+        return _names(self.arguments)
 
     @property
     def called(self) -> list[str]:
         """Names of the computations that it runs; for a conditional, all of its branches."""
         if self.opcode == "conditional":
-            return [name for name, _ in self.branches]
+            return _names(" ".join(_BRANCHES.findall(self.attributes)))
         if self.opcode in ("while", "fusion", "call", "async-start"):
             return _CALLED.findall(self.attributes)
         return []
-
-    @property
-    def branches(self) -> list[tuple[str, str]]:
-        """For a conditional, the computation and the operand of each branch, by its index."""
-        _, *operands = self.operands
-        if two := _TWO_BRANCHES.search(self.attributes):
-            # The true branch is written first, and has index 1.
-            return [(two[2], operands[1]), (two[1], operands[0])]
-        names = _BRANCHES.search(self.attributes)
-        assert names is not None
-        called = [name.strip().lstrip("%") for name in names[1].split(",")]
-        return list(zip(called, operands, strict=True))
 
     def integers(self, attribute: str) -> list[int]:
         """The list ``[1, 2]`` for ``attribute={1,2}``; empty if there is no such attribute."""
@@ -90,53 +77,43 @@ class Program(NamedTuple):
         """Number of iterations of a loop, if the compiler writes it or the loop is a plain count.
 
         libtpu writes none. A loop that counts up while the count is less than a constant is taken
-        to begin at 0 and to take steps of 1, as all loops of `jax.lax` do.
+        to begin at 0 and to take steps of 1, as all loops of `jax.lax` do. A loop that runs while a
+        flag is true, which its body sets to false, has one iteration at most, which counts.
         """
         if found := _TRIPS.search(loop.attributes):
             return int(found[1])
         condition, body = re.findall(r"(?:condition|body)=%?([\w.\-]+)", loop.attributes)
-        tested, root = self.computations[condition]
+        (tested, root), (done, result) = self.computations[condition], self.computations[body]
+
+        def following(x: Instruction) -> Instruction:
+            (place,) = re.findall(r"index=(\d+)", x.attributes)
+            found = done[done[result].operands[int(place)]]
+            return done[found.operands[0]] if found.opcode == "copy" else found
+
         compared = tested[root]
+        if compared.opcode == "get-tuple-element":
+            flag = following(compared)
+            return 1 if (flag.opcode, flag.arguments) == ("constant", "false") else None
         if compared.opcode != "compare" or "direction=LT" not in compared.attributes:
             return None
         count, limit = (tested[name] for name in compared.operands)
         if count.opcode != "get-tuple-element" or limit.opcode != "constant":
             return None
-        (place,) = re.findall(r"index=(\d+)", count.attributes)
-        done, root = self.computations[body]
-        following = done[done[root].operands[int(place)]]
-        if following.opcode != "add" or following.shapes != count.shapes:
-            return None
-        return int(limit.arguments)
+        counted = following(count).opcode == "add" and following(count).shapes == count.shapes
+        return int(limit.arguments) if counted else None
 
 
 def read_program(compiled: Any) -> Program:
     """The program of ``jax.jit(...).lower(...).compile()``.
 
-    ``compiled.as_text()`` is no help: it abbreviates constants of more than ten elements.
+    ``compiled.as_text()`` is no help: operands have shapes there, and shapes have layouts.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
-    return parse(_printed(module))
-
-
-def read_lowered(lowered: Any) -> Program:
-    """The program of ``jax.jit(...).lower(...)``, with the collectives that it asks for itself.
-
-    The text of StableHLO says in one way after the other, from version to version of JAX, which
-    devices take part in a collective. As HLO it is what the compiled program has.
-    """
-    program = parse(_printed(lowered.compiler_ir("hlo").get_hlo_module()))
-    devices = lowered.compiler_ir("stablehlo").operation.attributes["mhlo.num_partitions"]
-    return program._replace(devices=devices.value)
-
-
-def _printed(module: Any) -> str:
     options = _hlo.HloPrintOptions()
-    options.print_large_constants = True
     options.print_metadata = False
     options.print_operand_shape = False
     options.include_layout_in_shapes = False
-    return module.to_string(options)
+    return parse(module.to_string(options))
 
 
 def parse(text: str) -> Program:
@@ -175,6 +152,10 @@ def _instruction(name: str, shape: str, opcode: str, rest: str) -> Instruction:
     arguments, _, attributes = rest.partition(")")
     opcode = "fusion" if opcode == "fusion-start" else opcode
     return Instruction(name, opcode, _shapes(shape), arguments, attributes)
+
+
+def _names(text: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", text)
 
 
 @functools.cache

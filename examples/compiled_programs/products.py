@@ -8,7 +8,6 @@ estimate that its author gave, and is refused without one.
 import functools
 import math
 import re
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from examples.compiled_programs.hlo import Computation, Instruction, Program, Sh
 from examples.compiled_programs.walk import Work
 
 LIBRARY_PRODUCT = re.compile(r'custom_call_target="__cublas')
+_OTHER_LIBRARY = re.compile(r'custom_call_target="[^"]*(?:matmul|gemm|dot|conv)', re.IGNORECASE)
 # Products of queries by keys, or of that size, in kernels of attention: cuDNN's, and Pallas' splash
 # attention, whose names JAX gives them. Kernels of the backward pass compute the scores again.
 ATTENTION = {
@@ -34,46 +34,26 @@ _SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{[^{}]*?"dimensions":\s*\
 _CONTRACTED = re.compile(r'"lhs_contracting_dimensions":\[([^\]]*)\]')
 
 
-class Product(NamedTuple):
-    """What one instruction multiplies.
-
-    Attributes:
-      operations: multiplications and additions.
-      dtype: of its left operand.
-      highest: whether it rounds nothing.
-    """
-
-    operations: int
-    dtype: str
-    highest: bool
-
-
 def cost(program: Program, computation: Computation, x: Instruction) -> Work:
     """``("operations", "products")`` of an instruction, and the cost of a collective."""
-    n = sum(product.operations for product in inside(program, computation, x))
+    n = operations(program, computation, x)
     work: Work = {("operations", "products"): n} if n else {}
     return work | collectives.cost(program, computation, x)
 
 
-def inside(program: Program, computation: Computation, x: Instruction) -> list[Product]:
-    """The products of an instruction; of a fusion, those of the instructions in it."""
+def operations(program: Program, computation: Computation, x: Instruction) -> int:
+    """Of an instruction; of a fusion, those of the instructions in it.
+
+    Raises:
+      ValueError: for a product by a library or a kernel that cannot be counted.
+    """
     if x.opcode == "fusion":
         inner = program.computations[x.called[0]]
-        found = (inside(program, inner, i) for i in inner.instructions.values())
-        return [product for products in found for product in products]
-    if found := _of_attention(computation, x):
-        return [found]
-    operations = _operations(computation, x)
-    if not operations:
-        return []
-    ((dtype, _), *_) = computation.instructions[x.operands[0]].shapes
-    highest = re.search("highest", x.attributes, re.IGNORECASE) is not None
-    return [Product(operations, dtype, highest)]
-
-
-def _operations(computation: Computation, x: Instruction) -> int:
-    if x.opcode not in ("dot", "convolution", "custom-call"):
+        return sum(operations(program, inner, i) for i in inner.instructions.values())
+    if x.opcode not in ("dot", "scaled-dot", "ragged-dot", "convolution", "custom-call"):
         return 0
+    if attention := _of_attention(computation, x):
+        return attention
     operands = [computation.instructions[name].shapes for name in x.operands]
     if x.opcode == "dot":
         return _of_dot(x, operands, x.integers("lhs_contracting_dims"))
@@ -82,29 +62,29 @@ def _operations(computation: Computation, x: Instruction) -> int:
     if LIBRARY_PRODUCT.search(x.attributes):
         axes = _CONTRACTED.search(x.attributes)
         return _of_dot(x, operands, collectives.numbers(axes[1]) if axes else [])
-    if not KERNEL.search(x.attributes):
-        return 0
-    estimate = _ESTIMATE.search(x.attributes)
-    if estimate is None:
-        raise ValueError(f"{x.name} is a kernel without an estimate of its work")
-    return int(estimate[1])
+    if KERNEL.search(x.attributes):
+        estimate = _ESTIMATE.search(x.attributes)
+        if estimate is None:
+            raise ValueError(f"{x.name} is a kernel without an estimate of its work")
+        return int(estimate[1])
+    if x.opcode != "custom-call" or _OTHER_LIBRARY.search(x.attributes):
+        raise ValueError(f"{x.name} is a {x.opcode}, which cannot be counted")
+    return 0
 
 
-def _of_attention(computation: Computation, x: Instruction) -> Product | None:
-    """The products of a kernel of attention; None for another instruction."""
+def _of_attention(computation: Computation, x: Instruction) -> int:
+    """Operations of a kernel of attention; 0 for another instruction."""
     # cuDNN's are named by the target of the call, Pallas' by the instruction.
     name = f"{x.name} {x.attributes}"
     products = next((n for kernel, n in ATTENTION.items() if kernel in name), 0)
     if x.opcode != "custom-call" or not products:
-        return None
+        return 0
     operands = (computation.instructions[name].shapes for name in x.operands)
-    (dtype, queries), (_, keys), *_ = (
-        shape for (shape,) in operands if re.match("b?f[0-9]", shape[0])
-    )
+    (_, queries), (_, keys), *_ = (shape for (shape,) in operands if re.match("b?f[0-9]", shape[0]))
     scores = re.search(_SCORES, x.attributes)
     positions = collectives.numbers(scores[1])[-1] if scores else keys[-2]
     # Half of the pairs: the kernels leave out what is masked.
-    return Product(products * 2 * math.prod(queries) * positions // 2, dtype, False)
+    return products * 2 * math.prod(queries) * positions // 2
 
 
 def _of_dot(x: Instruction, operands: list[tuple[Shape, ...]], contracted: list[int]) -> int:

@@ -17,87 +17,37 @@ import jax
 import numpy as np
 from jax.experimental import topologies
 
-from examples.compiled_programs.chips import CHIPS
-from examples.compiled_programs.gpu import Rates
-
-CUDNN = {"major": 9, "minor": 12}
-
-_ALL: dict[str, Any] = {
-    "registers_per_core_limit": 2**16,
-    "registers_per_block_limit": 2**16,
-    "shared_memory_per_block": 48 * 2**10,
-    "threads_per_warp": 32,
-    "threads_per_block_limit": 1024,
-    "threads_per_core_limit": 2048,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 2**16 - 1,
-    "block_dim_limit_z": 2**16 - 1,
-}
-_HOPPER: dict[str, Any] = {
-    "cuda_compute_capability": {"major": 9},
-    "core_count": 132,
-    "fpus_per_core": 128,
-    "clock_rate_ghz": 1.98,
-    "memory_bandwidth": 3352320000000,
-    "l2_cache_size": 50 * 2**20,
-    "shared_memory_per_block_optin": 227 * 2**10,
-    "shared_memory_per_core": 228 * 2**10,
-}
-GPUS: dict[str, dict[str, Any]] = {
-    "h100": _HOPPER,
-    "h200": {**_HOPPER, "memory_bandwidth": 4800000000000},
-    "b200": {
-        **_HOPPER,
-        "cuda_compute_capability": {"major": 10},
-        "core_count": 148,
-        "clock_rate_ghz": 1.965,
-        "memory_bandwidth": 7672320000000,
-        "l2_cache_size": 132644864,
-    },
-    "a100": {
-        "cuda_compute_capability": {"major": 8},
-        "core_count": 108,
-        "fpus_per_core": 64,
-        "clock_rate_ghz": 1.41,
-        "memory_bandwidth": 2039040000000,
-        "l2_cache_size": 40 * 2**20,
-        "shared_memory_per_block_optin": 163 * 2**10,
-        "shared_memory_per_core": 164 * 2**10,
-    },
-}
-"""Kind of GPU to the fields in which it differs from others."""
-
-
-def config(kind: str) -> str:
-    """The message for a kind of GPU, in protobuf's text format."""
-    chip = CHIPS[kind]
-    return _text(
-        {
-            "gpu_device_info": {**_ALL, **GPUS[kind], "device_memory_size": chip.memory},
-            "platform_name": "CUDA",
-            "runtime_version": {"major": 13, "minor": 0},
-            "dnn_version_info": CUDNN,
-            "device_description_str": chip.name,
-        }
-    )
-
-
-def _text(fields: dict[str, Any]) -> str:
-    lines = []
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            lines.append(f"{name} {{ {_text(value)} }}")
-        else:
-            lines.append(f'{name}: "{value}"' if isinstance(value, str) else f"{name}: {value}")
-    return " ".join(lines)
-
-
 GPUS_OF_A_HOST = 8
-
-# Assumed are 90% of the data sheet's bandwidth and 66% of its rates: on an H100 the Dion3 paper
-# (Amsel et al., 2026) measured 472 to 634 TFLOP/s of 989 for bf16.
-_BANDWIDTH_SHARE = 3.0 / 3.35
-_SHARE = 650 / 989
+CUDNN = {"major": 9, "minor": 12}
+# NVIDIA's data sheet of the H100 (SXM) in the fields of XLA's message for a device.
+H100 = f"""
+gpu_device_info {{
+  cuda_compute_capability {{ major: 9 }}
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  memory_bandwidth: 3352320000000
+  l2_cache_size: {50 * 2**20}
+  device_memory_size: 84929347584
+  shared_memory_per_block: {48 * 2**10}
+  shared_memory_per_block_optin: {227 * 2**10}
+  shared_memory_per_core: {228 * 2**10}
+  registers_per_core_limit: {2**16}
+  registers_per_block_limit: {2**16}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: {2**31 - 1}
+  block_dim_limit_y: {2**16 - 1}
+  block_dim_limit_z: {2**16 - 1}
+}}
+platform_name: "CUDA"
+runtime_version {{ major: 13 minor: 0 }}
+dnn_version_info {{ major: {CUDNN["major"]} minor: {CUDNN["minor"]} }}
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+# Bytes of one device. Of TPUs they are those of Google Cloud's pages.
+MEMORY = {"h100": 84929347584, "v5e": 16 * 2**30, "v5p": 95 * 2**30, "v6e": 32 * 2**30}
 
 _TPU_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
@@ -106,8 +56,8 @@ class Target(NamedTuple):
     """A kind of accelerator and how many of them.
 
     Attributes:
-      kind: of GPU such as ``"h100"``, of TPU such as ``"v5e"``, or ``"cpu"`` for devices that the
-        CPU of this machine simulates.
+      kind: ``"h100"``, a TPU such as ``"v5e"``, or ``"cpu"`` for devices that the CPU of this
+        machine simulates.
       devices: how many.
       layout: of TPUs, such as ``"4x4"``.
     """
@@ -118,7 +68,7 @@ class Target(NamedTuple):
 
     @property
     def is_gpu(self) -> bool:
-        return self.kind in GPUS
+        return self.kind == "h100"
 
     @property
     def is_tpu(self) -> bool:
@@ -129,36 +79,11 @@ class Target(NamedTuple):
         """Bytes of one device; simulated devices share the memory of this machine."""
         if self.kind == "cpu":
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // self.devices
-        return CHIPS[self.kind].memory
+        return MEMORY[self.kind]
 
     @property
     def compiler_options(self) -> dict[str, Any]:
         return {"xla_gpu_enable_triton_gemm": False} if self.is_gpu else {}
-
-    @property
-    def rates(self) -> Rates:
-        """The rates that a roofline assumes, of a GPU."""
-        chip = CHIPS[self.kind]
-        return Rates(
-            memory=_BANDWIDTH_SHARE * chip.bandwidth,
-            half=_SHARE * chip.peak,
-            tf32=_SHARE * chip.tf32,
-            float32=_SHARE * chip.float32,
-            link=chip.link,
-            between_hosts=chip.between_hosts,
-            host=GPUS_OF_A_HOST,
-        )
-
-    @property
-    def roofline(self) -> str:
-        r = self.rates
-        between = f"{(r.between_hosts or 0) / 1e9:.0f} between hosts of {GPUS_OF_A_HOST}"
-        return (
-            f"one kernel after another, each as long as its bytes at {r.memory / 1e12:.1f} TB/s or"
-            f" its products at {r.half / 1e12:.0f} TFLOP/s in 16 bits ({r.tf32 / 1e12:.0f} in TF32,"
-            f" {r.float32 / 1e12:.0f} in float32), whichever is longer, and collectives at"
-            f" {r.link / 1e9:.0f} GB/s ({between}). Nothing was autotuned."
-        )
 
 
 def parse(text: str) -> Target:
@@ -167,16 +92,15 @@ def parse(text: str) -> Target:
     Raises:
       ValueError: for another text, or GPUs that do not fill their hosts.
     """
-    gpus, tpus = "|".join(GPUS), "|".join(_TPU_TYPES)
-    found = re.fullmatch(rf"({gpus}|cpu):(\d+)|({tpus}):(\d+(?:x\d+)*)", text)
+    found = re.fullmatch(rf"(h100|cpu):(\d+)|({'|'.join(_TPU_TYPES)}):(\d+(?:x\d+)*)", text)
     if not found:
-        known = "h100:8 (a100, h200, b200), v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
+        known = "h100:8, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:8"
         raise ValueError(f"A target is {known}, say; got {text!r}")
     kind, layout = found[1] or found[3], found[2] or found[4]
     devices = math.prod(int(n) for n in layout.split("x"))
     if devices == 0:
         raise ValueError(f"A target has at least one device; got {text!r}")
-    if kind in GPUS and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
+    if kind == "h100" and devices > GPUS_OF_A_HOST and devices % GPUS_OF_A_HOST:
         raise ValueError(f"GPUs are 1 to 8, or fill hosts of 8; got {text!r}")
     return Target(kind, devices, layout)
 
@@ -251,7 +175,7 @@ def devices(target: Target) -> np.ndarray:
         hosts = math.ceil(target.devices / GPUS_OF_A_HOST)
         name, options = (
             f"1x{hosts}x{target.devices // hosts}",
-            {"target_config": config(target.kind)},
+            {"target_config": H100},
         )
         found = topologies.get_topology_desc("", "cuda", topology=name, **options)
     else:

@@ -28,6 +28,7 @@ from benchmarks import (
     trees,
     updates,
 )
+from examples.experiments.sweeps import grid, results
 from examples.trainer.system.errors import UserError
 from tests.support.documents import ROOT
 
@@ -108,34 +109,36 @@ def test_the_split_of_tiny_shakespeare_is_nanogpts(tmp_path):
     assert len(ids[1]) == 3
 
 
-def test_recommended_in_shakespeare_is_the_default():
-    """And all but AdamW have Nesterov's step for what is no matrix, as Optax's Muon."""
-    entry = tiny_shakespeare.ENTRIES["RECOMMENDED"]
+def test_a_row_of_shakespeare_has_the_runs_of_its_ledger(tmp_path):
+    """The optimizer of each, as the committed ledger has it, and the default's form."""
     default = inspect.signature(omp.muonplus).parameters
-    assert entry.norm == default["norm"].default and entry.frobenius == "matched"
-    assert entry.shape == default["shape_scale"].default and default["match_frobenius"].default
-    plain = {name for name, entry in tiny_shakespeare.ENTRIES.items() if not entry.nesterov}
-    assert plain == {"AdamW as published", "AdamW"}
-
-
-def test_the_committed_runs_of_tiny_shakespeare_go_on_under_the_default_folder():
-    """A sweep with other paths of data would be refused as another one."""
-    config = tiny_shakespeare.Config()
-    folder = config.runs_dir / tiny_shakespeare.NAME
-    entry = tiny_shakespeare.ENTRIES["AdamW"]
-    data = tiny_shakespeare.run_config(entry, 0.004, config, folder).data
-    sweeps = sorted((ROOT / "results/benchmarks/yardsticks/tiny-shakespeare").glob("*/sweep.json"))
-    assert sweeps
-    for sweep in sweeps:
-        found = json.loads(sweep.read_text())["base"]["data"]
-        assert (tuple(found["paths"]), found["tokenizer"]) == (data.paths, data.tokenizer)
+    ledgers = ROOT / "results/benchmarks/yardsticks/tiny-shakespeare"
+    for name, folder in {
+        "AdamW as published": "adamw-as-published", "AdamW": "adamw-0.004",
+        "Muon": "muon-max-0.008", "Muon+": "recommended-0.008",
+        "Muon+ col_row": "muonplus-col_row-0.008",
+    }.items():  # fmt: skip
+        asked = tiny_shakespeare.sweep_of(name, tiny_shakespeare.Config(), tmp_path)
+        sweep = results.read(ledgers / folder)
+        (method,) = grid.methods(asked.grid)
+        assert method in sweep.methods(), name
+        (rate,) = grid.rates(asked.grid, method)
+        assert rate == sweep.best_rate(method), name
+        kept = json.loads((ledgers / folder / "sweep.json").read_text())["base"]["optimizer"]
+        rule = asked.config.optimizer
+        for field in ("adam_learning_rate", "weight_decay", "adam_b2", "hold_share", "schedule"):
+            assert getattr(rule, field) == kept[field], (name, field)
+        if name == "Muon+":
+            assert method.norm == default["norm"].default and method.frobenius == "matched"
+            assert rule.shape_scale == default["shape_scale"].default == kept["shape_scale"]
+    assert default["match_frobenius"].default
 
 
 def test_wrong_options_end_before_anything_is_measured(monkeypatch):
     with pytest.raises(SystemExit, match="A mesh is written as data=4,model=2, not as 'data'"):
         meshes.simulated("data")
-    with pytest.raises(UserError, match="--seeds begins at 5"):
-        tiny_shakespeare.main(tiny_shakespeare.Config(seeds=4))
+    with pytest.raises(UserError, match="--only AdaMuon: give one of 'AdamW as published'"):
+        tiny_shakespeare.main(tiny_shakespeare.Config(only=("AdaMuon",)))
     one = jax.make_mesh((1,), ("data",), (AxisType.Auto,), devices=jax.devices()[:1])
     monkeypatch.setattr(meshes, "simulated", lambda text: one)
     with pytest.raises(SystemExit, match="is one device, on which nothing moves"):

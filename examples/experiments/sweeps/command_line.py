@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from examples.experiments.sweeps.grid import VARIED, Grid, methods
+from examples.experiments.sweeps.grid import VARIED, Grid
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
-from examples.trainer.settings.presets import COMPARED
+from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import differences, from_dict
 from examples.trainer.system import files
@@ -36,7 +36,7 @@ class NewSweep:
 
 def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
     """The sweep that the flags ask for, and the name of the preset of its runs."""
-    presets = {name: (text, NewSweep(config, Grid())) for name, (text, config) in COMPARED.items()}
+    presets = {name: (text, NewSweep(config, Grid())) for name, (text, config) in PRESETS.items()}
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
     refuse_what_the_grid_sets(asked, presets[preset][1].config)
     return asked, preset
@@ -44,31 +44,20 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
 
 def refuse_what_the_grid_sets(asked: NewSweep, default: RunConfig) -> None:
     """Refuses flags in whose place every run, or some run, has a value of the grid."""
-    rule, plan = asked.config.optimizer, asked.grid
     for field, flag in VARIED.items():
-        if getattr(rule, field) != getattr(default.optimizer, field):
+        if getattr(asked.config.optimizer, field) != getattr(default.optimizer, field):
             raise UserError(
                 f"--optimizer.{field.replace('_', '-')} differs from run to run: choose its "
                 f"values with --grid.{flag}."
             )
     if asked.config.seed != default.seed:
         raise UserError("--seed differs from run to run: give their number as --grid.seeds.")
-    if rule.polar == "svd" and {method.ortho for method in methods(plan)} - {"", "svd"}:
-        raise UserError(
-            "--optimizer.polar svd: muon and muonplus have the polar steps of --grid.orthos: give"
-            " --grid.orthos svd."
-        )
-    if plan.same_rate and rule.adam_learning_rate != default.optimizer.adam_learning_rate:
-        raise UserError(
-            "--optimizer.adam-learning-rate and --grid.same-rate both give the rate of the other"
-            " parameters: leave one of them out."
-        )
 
 
 def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
     """Writes what all runs share; refuses a folder whose runs share something else."""
     base = dataclasses.asdict(shared_config(asked.config))
-    plan = {"preset": preset, "data": dataset.key, "same_rate": asked.grid.same_rate, "base": base}
+    plan = {"preset": preset, "data": dataset.key, "base": base}
     path = folder / "sweep.json"
     if path.exists():
         old = read(path)

@@ -15,7 +15,6 @@ from examples.trainer.settings.rules import RULES, Name, Norm
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
-NORMS = ("col", "row", "col_row", "row_col")
 # A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.
 ORTHO = re.compile(r"svd|(?P<coeffs>jordan|you|polar_express|cubic)(-(?P<steps>[1-9]\d?))?")
 
@@ -24,25 +23,24 @@ ORTHO = re.compile(r"svd|(?P<coeffs>jordan|you|polar_express|cubic)(-(?P<steps>[
 class Grid:
     """What is varied: all methods x rates with the first seeds, then further seeds.
 
-    Further seeds are run at the best rate of each method only.
+    Further seeds are run at the best rate of each method only. Without flags Muon+ has the norm of
+    the library's default.
     """
 
     __pydantic_config__ = STRICT
 
     optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
-    norms: tuple[Norm, ...] = NORMS
+    norms: tuple[Norm, ...] = ("row_col",)
     """Normalizations of muonplus."""
     rates: tuple[FinitePositive, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""
     adam_rates: tuple[FinitePositive, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
     """The same under adamw, adamuon and mano: their updates are larger."""
-    same_rate: bool = False
-    """Give the other parameters the rate of the matrices, as the paper's code does."""
     orthos: tuple[str, ...] = ("jordan",)
     """Polar steps: jordan, you, polar_express or cubic, with --optimizer.ns-steps polynomials or
     with three in jordan-3; or svd for the exact one."""
-    frobenius: tuple[Literal["free", "matched"], ...] = ("free",)
+    frobenius: tuple[Literal["free", "matched"], ...] = ("matched",)
     """matched: the normalized update of muonplus gets the Frobenius norm it had before."""
     first_seed: Annotated[int, Field(ge=0)] = 0
     """Where seeds begin."""
@@ -56,27 +54,12 @@ class Grid:
 
     @pydantic.model_validator(mode="after")
     def fitting(self) -> "Grid":
-        """Refuses grids without runs, with repeated values, or with impossible ones."""
-        for field in dataclasses.fields(self):
-            values, flag = getattr(self, field.name), f"--grid.{field.name.replace('_', '-')}"
-            if not isinstance(values, tuple):
-                continue
-            names = {f"{x:g}" if isinstance(x, float) else x for x in values}  # as runs have them
-            if len(names) != max(1, len(values)):
-                given = " ".join(map(str, values)) or "is empty"
-                raise ValueError(f"{flag} {given}: give at least one, each once in six digits")
+        """Refuses a polar step or a first rate that there is not."""
         for ortho in self.orthos:
             polar_step(ortho)
-        if self.chosen_by > self.seeds:
-            raise ValueError(
-                f"--grid.chosen-by is {self.chosen_by}: give 1 to --grid.seeds, {self.seeds}"
-            )
         for method in methods(self) if self.start is not None else ():
             if self.start not in rates(self, method):
-                known = " ".join(f"{rate:g}" for rate in rates(self, method))
-                raise ValueError(
-                    f"--grid.start {self.start:g} is no rate of {method.name}: give one of {known}"
-                )
+                raise ValueError(f"--grid.start {self.start:g} is no rate of {method.name}")
         return self
 
 
@@ -208,7 +191,7 @@ def count(grid: Grid, losses: dict[Trial, float]) -> int:
     return len(list(wanted(grid, losses)))
 
 
-def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunConfig:
+def configure(base: RunConfig, trial: Trial, runs_dir: str) -> RunConfig:
     method, rule = trial.method, base.optimizer
     rule = dataclasses.replace(
         rule,
@@ -216,7 +199,6 @@ def configure(base: RunConfig, grid: Grid, trial: Trial, runs_dir: str) -> RunCo
         norm=method.norm or "none",
         match_frobenius=method.frobenius == "matched",
         learning_rate=trial.rate,
-        adam_learning_rate=trial.rate if grid.same_rate else rule.adam_learning_rate,
         **polar_step(method.ortho),
     )
     return dataclasses.replace(

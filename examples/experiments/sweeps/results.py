@@ -1,11 +1,14 @@
-"""The results of a finished sweep: losses and best rates by method."""
+"""The results of a finished sweep: losses and best rates by method, and their table."""
 
+import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result
+from examples.trainer.system import tables
 from examples.trainer.system.errors import UserError
 
 ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
@@ -83,3 +86,27 @@ def read(folder: Path) -> Sweep:
     if not results:
         raise UserError(f"{folder} has no finished runs: give the folder of a sweep.")
     return Sweep(folder.name, results)
+
+
+def spread(values: Iterable[float]) -> str:
+    """Writes the mean, and the standard deviation if there is more than one value."""
+    values = list(values)
+    if not all(map(math.isfinite, values)):
+        return "diverged"
+    deviation = [f"{statistics.stdev(values):.4f}"] if len(values) > 1 else []
+    return " ± ".join([f"{statistics.fmean(values):.4f}", *deviation])
+
+
+def table(sweep: Sweep) -> str:
+    """Writes losses, and differences from Muon's runs with the same seed.
+
+    A star marks a best rate that is the lowest or highest of those tried.
+    """
+    rows, has_muon = [], MUON in sweep.methods()
+    for method in sweep.methods():
+        losses = sweep.best(method).values()
+        rate = f"{sweep.best_rate(method):g}{'*' if sweep.at_edge(method) else ''}"
+        gap = spread(sweep.gaps(method, MUON)) if has_muon and method != MUON else ""
+        rows.append([method.name, rate, spread(losses), gap, str(len(losses))])
+    head = [sweep.name, "rate", "validation loss", "loss - Muon's", "seeds"]
+    return tables.markdown(head, rows)

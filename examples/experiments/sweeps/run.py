@@ -21,7 +21,7 @@ from examples.experiments.sweeps import command_line, grid, results
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
-from examples.experiments.sweeps.report import table
+from examples.experiments.sweeps.results import table
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_folder import Dataset
 from examples.trainer.runs import folder as run_folder
@@ -30,7 +30,7 @@ from examples.trainer.runs.launch import check_config, keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
-from examples.trainer.settings.presets import COMPARED
+from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
@@ -87,14 +87,12 @@ def check_methods(asked: NewSweep, preset: str) -> None:
     runs = []
     for method in grid.methods(asked.grid):
         trial = Trial(method, grid.rates(asked.grid, method)[0], 0)
-        runs.append(grid.configure(asked.config, asked.grid, trial, asked.config.runs_dir))
+        runs.append(grid.configure(asked.config, trial, asked.config.runs_dir))
         check_config(runs[-1])
-    given = asked.config.optimizer
-    # A yardstick has no preset.
-    before = COMPARED[preset][1].optimizer if preset in COMPARED else OptimizerConfig()
+    before = PRESETS[preset][1].optimizer if preset in PRESETS else OptimizerConfig()
     # Folders are named by their factor, and have rules with a factor of their own too.
-    before = dataclasses.replace(before, shape_scale=given.shape_scale)
-    optimizers.check_taken(given, before, [run.optimizer for run in runs])
+    before = dataclasses.replace(before, shape_scale=asked.config.optimizer.shape_scale)
+    optimizers.check_taken(asked.config.optimizer, before, [run.optimizer for run in runs])
 
 
 def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:
@@ -134,7 +132,7 @@ def run_trial(
     trial: Trial, asked: NewSweep, dataset: Dataset, folder: Path, ledger: Ledger, console: Console
 ) -> int:
     """Does a run or the rest of it and records its result; returns the signal that stopped it."""
-    config = grid.configure(asked.config, asked.grid, trial, str(folder / "runs"))
+    config = grid.configure(asked.config, trial, str(folder / "runs"))
     setup = make_setup(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():

@@ -264,27 +264,3 @@ PRESETS: dict[str, tuple[str, RunConfig]] = {
 """Name to (one line of help, configuration)."""
 
 DEFAULT_PRESET = "gpt-tiny"
-
-SWEPT = OptimizerConfig(
-    adam_learning_rate=0.01,
-    norm="col_row",
-    match_frobenius=False,
-    shape_scale="spectral",
-    weight_decay=0.1,
-    adam_b2=0.95,
-    adam_nesterov=False,
-)
-"""What sweeps of small models have in results/, whatever the library's default is."""
-
-
-def swept(config: RunConfig) -> RunConfig:
-    rule = dataclasses.replace(SWEPT, schedule=config.optimizer.schedule)
-    model = dataclasses.replace(config.model, final_norm="rms")
-    return dataclasses.replace(config, optimizer=rule, model=model, data=DataConfig())
-
-
-COMPARED = {
-    name: (text, swept(config) if name.endswith("tiny") else config)
-    for name, (text, config) in PRESETS.items()
-}
-"""The presets of sweeps."""
