@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from examples import contrasts as contrasts_command
-from examples.experiments.sweeps import contrasts, report, results
+from examples.experiments.sweeps import contrasts, results
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, smooth
 from examples.experiments.sweeps.results import MUON, Sweep
@@ -25,7 +25,7 @@ def rows(table):
 
 
 def test_table_of_best_rates():
-    found = {row[0]: row for row in rows(report.table(toy_sweep()))}
+    found = {row[0]: row for row in rows(results.table(toy_sweep()))}
     assert found["Muon"][1:3] == ["0.1*", "2.1000 ± 0.1414"]
     # Seed by seed, -0.1 and -0.2: mean -0.15, deviation 0.0707.
     assert found["Muon+ col_row"][3:] == ["-0.1500 ± 0.0707", "2"]
@@ -36,7 +36,7 @@ def test_a_method_that_diverged_has_no_final_loss():
     """Seed 1 of Muon stops after 10 of 30 steps."""
     early = dataclasses.replace(result(4.0), diverged_at=15)
     muon = Sweep("toy", toy_sweep().results | {Trial(MUON, 0.1, 1): early})
-    assert {row[0]: row[2] for row in rows(report.table(muon))}["Muon"] == "diverged"
+    assert {row[0]: row[2] for row in rows(results.table(muon))}["Muon"] == "diverged"
 
 
 def test_curves_are_smoothed_by_means_over_parts():

@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from examples import report, sweep
+from examples import sweep
 from examples.experiments.sweeps import command_line as sweep_command_line
-from examples.experiments.sweeps import grid
+from examples.experiments.sweeps import grid, results
 from examples.experiments.sweeps import run as sweep_run
-from examples.experiments.sweeps.grid import Grid, Trial
+from examples.experiments.sweeps.grid import Grid, Method, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import ADAMW, MUON
 from examples.trainer.settings import rules
-from examples.trainer.settings.presets import SWEPT
+from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, program
 from tests.support import reference
 from tests.support.imported import Started
-from tests.support.sweep_results import PLUS, result
+from tests.support.sweep_results import result
 from tests.support.trainer import (
     PATIENCE,
     ROOT,
@@ -41,36 +41,38 @@ from tests.support.trainer import (
 pytestmark = pytest.mark.usefixtures("one_device")
 
 EVERYTHING = Grid(
-    orthos=("jordan", "you", "polar_express", "cubic", "svd"), frobenius=("free", "matched")
+    norms=("row", "col_row"), orthos=("jordan", "cubic", "svd"), frobenius=("free", "matched")
 )
 
 
-def rule_of(base, asked, trial):
+def rule_of(base, trial):
     """The update rule of a run."""
-    return grid.configure(RunConfig(optimizer=base), asked, trial, "runs").optimizer
+    return grid.configure(RunConfig(optimizer=base), trial, "runs").optimizer
 
 
 def test_methods_of_a_grid_and_their_names():
-    assert [method.name for method in grid.methods(Grid())] == [
-        "AdamW",
-        "Muon",
-        "Muon+ col",
-        "Muon+ row",
-        "Muon+ col_row",
-        "Muon+ row_col",
-    ]
-    assert len(list(grid.methods(EVERYTHING))) == 1 + 5 * (1 + 4 * 2)
+    names = [method.name for method in grid.methods(Grid())]
+    assert names == ["AdamW", "Muon", "Muon+ row_col matched norm"]
     names = {Trial(m, rate, 0).name for m in grid.methods(EVERYTHING) for rate in (0.1, 0.01)}
-    assert len(names) == 2 * 46
+    assert len(names) == 2 * (1 + 3 * (1 + 2 * 2))
     assert get_args(rules.Norm) == get_args(omp.matrices.Norm)  # those of the library
     plan = Grid(get_args(rules.Name))
     large = {x.optimizer for x in grid.methods(plan) if grid.rates(plan, x) == plan.adam_rates}
     assert large == {"adamw", "adamuon", "mano"}
 
 
+@pytest.mark.parametrize("preset", ["gpt-tiny", "llama-tiny"])
+def test_muonplus_without_flags_is_the_default_of_the_library(preset):
+    """Of the trainer too, at the rate of the grid."""
+    asked = sweep_command_line.parse([preset])[0]
+    (method,) = (m for m in grid.methods(asked.grid) if m.optimizer == "muonplus")
+    run = grid.configure(asked.config, Trial(method, 0.02, 0), "runs")
+    assert run.optimizer == dataclasses.replace(PRESETS[preset][1].optimizer, learning_rate=0.02)
+
+
 def test_a_polar_step_says_its_number_of_steps():
     plan = Grid(("muon",), orthos=("jordan", "jordan-3", "cubic-4", "svd"))
-    found = [rule_of(OptimizerConfig(), plan, Trial(m, 0.1, 0)) for m in grid.methods(plan)]
+    found = [rule_of(OptimizerConfig(), Trial(m, 0.1, 0)) for m in grid.methods(plan)]
     assert [(rule.ns_coeffs, rule.ns_steps, rule.polar) for rule in found] == [
         ("jordan", 5, "auto"),
         ("jordan", 3, "auto"),
@@ -90,18 +92,11 @@ def test_further_seeds_are_run_at_the_best_rate():
 
 
 def test_the_mean_of_the_first_seeds_chooses_the_rate():
-    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2), seeds=3, chosen_by=2)
-    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (0, 1)]
+    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2), first_seed=7, seeds=3, chosen_by=2)
+    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (7, 8)]
     losses = dict(zip(first, (1.0, 2.0, 1.3, 1.4), strict=True))  # 0.1 is better by the first alone
-    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 2)]
+    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 9)]
     assert grid.count(plan, {}) == 5
-
-
-def test_seeds_begin_where_the_plan_says():
-    plan = Grid(("muon",), rates=(0.1, 0.2), first_seed=100, seeds=3, chosen_by=2)
-    first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (100, 101)]
-    losses = dict(zip(first, (1.0, 2.0, 1.3, 1.4), strict=True))
-    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 102)]
 
 
 def test_a_method_that_diverges_at_all_rates_has_no_further_seeds():
@@ -127,8 +122,11 @@ def test_a_walk_ends_when_the_best_rate_has_a_neighbour_on_either_side():
 def test_one_step_of_every_method(method):
     rng = np.random.default_rng(0)
     kernel, table = rng.normal(size=(12, 6)), rng.normal(size=(3, 6))
-    base = dataclasses.replace(SWEPT, clip_norm=None, nesterov=False)
-    config = rule_of(base, EVERYTHING, Trial(method, 0.03, 0))
+    base = OptimizerConfig(
+        clip_norm=None, nesterov=False, shape_scale="spectral", weight_decay=0.1,
+        adam_learning_rate=0.01, adam_nesterov=False,
+    )  # fmt: skip
+    config = rule_of(base, Trial(method, 0.03, 0))
     params = {"up": {"kernel": kernel}, "wte": {"embedding": table}}
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), params)
     grads = jax.tree.map(lambda x: np.asarray(rng.normal(size=x.shape), np.float32), params)
@@ -162,7 +160,7 @@ def test_one_step_of_every_method(method):
 # Runs
 
 
-SMALL = ["--grid.optimizers", "muon", "muonplus", "--grid.norms", "col_row", "--grid.seeds", "2"]
+SMALL = ["--grid.optimizers", "muon", "muonplus", "--grid.seeds", "2"]
 
 
 def run(text, root, *flags):
@@ -187,10 +185,10 @@ def done(one_device, tmp_path_factory, text):
 
 
 def test_every_run_has_one_line_in_the_ledger(done):
-    results = Ledger(done).results()
+    kept = Ledger(done).results()
     lines = (done / "runs.jsonl").read_text().splitlines()
-    assert len(lines) == len(results) == 6
-    for trial, found in results.items():
+    assert len(lines) == len(kept) == 6
+    for trial, found in kept.items():
         folder = done / "runs" / trial.name
         config = json.loads((folder / "config.json").read_text())["config"]
         assert (config["optimizer"]["learning_rate"], config["seed"]) == (trial.rate, trial.seed)
@@ -201,9 +199,9 @@ def test_every_run_has_one_line_in_the_ledger(done):
 def test_sweep_runs_equal_runs_of_the_trainer(done, tmp_path, text):
     # Compiled for one rate and given as a number: the same to the last bit.
     flags = ["--optimizer.learning-rate", "0.02", "--seed", "0", "--name", "alone"]
-    flags += ["--optimizer.norm", "col_row", "--optimizer.no-match-frobenius"]
     assert train(text, tmp_path, *flags) == 0
-    assert losses(tmp_path / "alone") == losses(done / "runs" / Trial(PLUS, 0.02, 0).name)
+    plus = Method("muonplus", "row_col", "jordan", "matched")
+    assert losses(tmp_path / "alone") == losses(done / "runs" / Trial(plus, 0.02, 0).name)
 
 
 def test_finished_runs_are_skipped(done, text, capsys):
@@ -211,8 +209,7 @@ def test_finished_runs_are_skipped(done, text, capsys):
         assert run(text, done.parent) == 0
     shown = capsys.readouterr().out
     assert "6 runs, 6 of them done" in shown
-    assert report.main([str(done)]) == 0
-    assert shown.endswith(capsys.readouterr().out)  # the table
+    assert shown.endswith(results.table(results.read(done)) + "\n")
 
 
 def test_larger_grid_continues_with_the_new_runs(done, tmp_path, text):
@@ -294,10 +291,10 @@ def test_folder_of_another_sweep_is_refused(done, text, capsys):
     assert "which has another base.steps" in capsys.readouterr().err
 
 
-def test_report_refuses_a_damaged_or_empty_ledger(tmp_path, capsys):
+def test_a_damaged_or_empty_ledger_is_refused(tmp_path):
     (tmp_path / "runs.jsonl").write_text('{"method": 3}\n')
-    assert report.main([str(tmp_path)]) == 2
-    assert "Remove the line" in capsys.readouterr().err
+    with pytest.raises(UserError, match="Remove the line"):
+        results.read(tmp_path)
     (tmp_path / "runs.jsonl").write_text("")
-    assert report.main([str(tmp_path)]) == 2
-    assert "no finished runs" in capsys.readouterr().err
+    with pytest.raises(UserError, match="no finished runs"):
+        results.read(tmp_path)
