@@ -1,19 +1,14 @@
 """A table of what an optimizer does with each parameter, and the doubts that it leaves."""
 
 import collections
-import dataclasses
-import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import jax
-import optax
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
-from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.paths import fold, listed, without_numbers
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import (
@@ -27,6 +22,7 @@ from optax_muonplus._chain.record import (
     axes_of_type,
 )
 from optax_muonplus._core.function import MatrixFunction
+from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import accumulation_dtype
 from optax_muonplus._core.scale import ScaleByShape
@@ -35,11 +31,10 @@ from optax_muonplus._execution.polar import for_platform
 from optax_muonplus._execution.sharded_leaf import ShardedLeaf
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import resolve
-from optax_muonplus._params.sharding import shardings_of
-from optax_muonplus._params.suggestions import rules_for_adamw, suggest_rules
+from optax_muonplus._params.sharding import ShardingTree, shardings_of
+from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus.muonplus import muonplus
 
-T = TypeVar("T")
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 _USERS = ("your rule", GIVEN)
 # A head has no output for a position, a type or a time.
@@ -59,8 +54,8 @@ def describe(
     fused blocks of another size follow behind a +. Group ``?`` is for parameters that no rule can
     read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
     sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
-    one receives at an update. Lines below have the bytes of the state of each group, matrices that
-    may be heads, and rules to write for parameters that no rule can read.
+    one receives at an update. Lines below have matrices that may be heads, and rules to write for
+    parameters that no rule can read.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -76,31 +71,21 @@ def describe(
       ValueError: as ``muonplus``, when it is built and at init, but for parameters that no rule can
         read.
     """
-    settings: dict[str, Any] = {"learning_rate": 0.0, **arguments}
-    muonplus(**settings)  # refuses what it would refuse
-    settings = _defaults() | settings
-    dims = reader_of(muon_weight_dimension_numbers, settings["rules"], settings["layer_axes"])
-    tree = resolve(params, dims, settings["sharding"], strict=False)
-    shardings = shardings_of(tree, tree.leaves)
-    scale, polar_factor = _part(ScaleByShape, settings), _part(Orthogonalize, settings)
-    lines = [*_table(tree, shardings, scale), _totals(tree), *_work_per_device(tree, polar_factor)]
-    if settings["sharding"] is None:
-        lines += _on_auto_axes(tree.matrices)
+    arguments = {"learning_rate": 0.0, **arguments}
+    optimizer = muonplus(**arguments)  # refuses what it would refuse
+    parts = {type(part): part for part in vars(optimizer)["parts"]}
+    norm, scale = parts[Normalize], parts[ScaleByShape]
+    scale = scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
+    rules, layer_axes = arguments.get("rules", ()), arguments.get("layer_axes")
+    dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
+    sharding = arguments.get("sharding")
+    tree = resolve(params, dims, sharding, strict=False)
+    lines = [*_table(tree, shardings_of(tree, tree.leaves), scale), _totals(tree)]
+    lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
     lines += _possible_heads(tree.leaves)
     if not all(leaf.known for leaf in tree.leaves):
         lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
-    lines += [_bytes_of_state(tree, settings)] if tree.leaves else []
     return "\n".join(lines)
-
-
-def _defaults() -> dict[str, Any]:
-    parameters = inspect.signature(muonplus).parameters.items()
-    return {name: p.default for name, p in parameters if p.default is not p.empty}
-
-
-def _part(part: type[T], settings: Mapping[str, Any]) -> T:
-    names = [field.name for field in dataclasses.fields(part)]  # ty: ignore[invalid-argument-type]
-    return part(**{name: settings[name] for name in names if name in settings})
 
 
 def _table(
@@ -156,26 +141,22 @@ def _totals(tree: ResolvedTree) -> str:
     return "; ".join([*parts, *([f"{UNKNOWN}: {unknown} parameters"] if unknown else [])])
 
 
-def _bytes_of_state(tree: ResolvedTree, settings: Mapping[str, Any]) -> str:
-    others = settings["others"] or optax.scale_by_adam()
-    sizes = dict.fromkeys((MUON, ADAM), 0)
-    for leaf in (leaf for leaf in tree.leaves if leaf.known):
-        rule = others if leaf.layout is None else Momentum(mu_dtype=settings["mu_dtype"])
-        state = jax.eval_shape(rule.init, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        sizes[leaf.label] += sum(
-            x.size * x.dtype.itemsize for x in jax.tree.leaves(state) if x.ndim
-        )
-    return "bytes of state: " + ", ".join(f"{group} {n:,}" for group, n in sizes.items())
-
-
-def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterator[str]:
-    members = [
-        ShardedLeaf.of(leaf, accumulation_dtype(leaf.dtype))  # the momentum is in float32 at least
-        for leaf in tree.matrices
-        if leaf.sharding is not None
-    ]
-    if not members:
+def _work_per_device(
+    matrices: Sequence[LeafInfo], polar_factor: MatrixFunction, sharding: ShardingTree
+) -> Iterator[str]:
+    matrices = [leaf for leaf in matrices if leaf.sharding is not None]
+    meshes = [leaf.sharding.mesh for leaf in matrices if leaf.sharding is not None]
+    if not matrices:
         return
+    if sharding is None and any(axes_of_type(mesh, AxisType.Auto) for mesh in meshes):
+        yield (
+            f"on Auto mesh axes without sharding=: {listed((x.name, None) for x in matrices)}."
+            " Under jax.jit an array does not say where it lies, and XLA gathers matrices in each"
+            " iteration. Pass sharding= to the optimizer."
+        )
+        return
+    # The momentum is in float32 at least.
+    members = [ShardedLeaf.of(x, accumulation_dtype(x.dtype)) for x in matrices]
     polar_factor = for_platform(polar_factor)
     exchanges, loads = plan(members, Program.of([polar_factor]))
     blocks = [block for member in members for block in member.layout.block_shapes()]
@@ -186,22 +167,6 @@ def _work_per_device(tree: ResolvedTree, polar_factor: MatrixFunction) -> Iterat
         f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
-
-
-def _on_auto_axes(matrices: Sequence[LeafInfo]) -> Iterator[str]:
-    """Yields a line where an optimizer under ``jax.jit`` could not know the shardings shown."""
-    meshes = ((x.name, x.sharding.mesh) for x in matrices if x.sharding is not None)
-    on_auto = [
-        (name, None)
-        for name, mesh in meshes
-        if any(mesh.shape[axis] > 1 for axis in axes_of_type(mesh, AxisType.Auto))
-    ]
-    if on_auto:
-        yield (
-            f"on Auto mesh axes without sharding=: {listed(on_auto)}. Under jax.jit an array does"
-            " not say where it lies, and XLA gathers matrices in each iteration. Pass sharding= to"
-            " the optimizer: their shardings, or a function to them."
-        )
 
 
 def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
@@ -229,8 +194,12 @@ def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
         return
     yield (
         f"a head? {listed((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
-        f" predictions, send it to AdamW by rules={rules_for_adamw(leaves, heads)}."
+        f" predictions, send it to AdamW by rules={[(_pattern(x), None) for x in heads]}."
     )
+
+
+def _pattern(leaf: LeafInfo) -> str:
+    return f"^{re.escape('/'.join(leaf.path))}$"
 
 
 def _outputs(leaf: LeafInfo) -> int:
@@ -239,27 +208,18 @@ def _outputs(leaf: LeafInfo) -> int:
 
 def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
     """Finds the matrices at the end of a chain of layers, where no leaf is known to be a head."""
-    by_user = [x for x in leaves if x.rule.startswith(_USERS) and len(x.shape) > 1 and not x.layout]
-    if by_user or any(x.rule.startswith("head") for x in leaves):
+    known = (x.rule for x in leaves if not x.layout and len(x.shape) > 1)
+    if any(rule.startswith(("head", *_USERS)) for rule in known):
         return []
-    from optax_muonplus.heads import side_of
-
-    matrices = [leaf for leaf in leaves if leaf.layout]
-    taken = {leaf.matrix.shape[axis] for leaf in matrices for axis in leaf.matrix.reduction_axes}
+    matrices = [leaf.matrix for leaf in leaves if leaf.layout]
+    taken = {x.shape[axis] for x in matrices for axis in x.reduction_axes}
     return [
         leaf
         for leaf in alone
         if len(leaf.shape) == 2
         and not leaf.stack
         and not re.search(r"\d", "/".join(leaf.path[:-2]))  # not one of several blocks
-        and not side_of("/".join(leaf.path))[0]
-        and _may_take(leaf, matrices)
+        and len(matrices) > 1
         and _outputs(leaf) not in taken
         and _outputs(leaf) < leaf.matrix.block_shapes()[0][2]
     ]
-
-
-def _may_take(leaf: LeafInfo, matrices: Sequence[LeafInfo]) -> bool:
-    """Whether another layer may give its inputs, or all pixels of a convolution."""
-    outputs = {_outputs(x) for x in matrices if x is not leaf} - {1}
-    return any(leaf.matrix.block_shapes()[0][2] % n == 0 for n in outputs)

@@ -1,12 +1,9 @@
 """Attention heads as matrices of their own: which parameters hold heads, and where they are cut."""
 
-import collections
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
 from optax_muonplus._chain.paths import listed
@@ -15,11 +12,10 @@ from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.patterns import (
     LayerAxes,
     Rules,
-    check_pattern,
-    parse_layer_axes,
+    check_patterns,
     parse_rules,
 )
-from optax_muonplus._params.reader import RuleReader, with_layouts
+from optax_muonplus._params.reader import RuleReader
 
 QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
@@ -81,22 +77,15 @@ def per_head(
       A function from parameters or updates to a tree of dimension numbers.
 
     Raises:
-      ValueError: for sizes that are not positive integers; and by the returned function, as by
-        :func:`muon_dimension_numbers`, and if nothing is a projection, a size is missing, does not
-        divide or is not the one in the shape, or a pattern finds no matrix.
+      ValueError: by the returned function, as by :func:`muon_dimension_numbers`, and if nothing is
+        a projection, a size is missing, does not divide or is not the one in the shape, or a
+        pattern finds no matrix.
     """
     by_name = not isinstance(head_size, Mapping)
     sizes = {"": head_size} if by_name else dict(head_size)
-    entries = [size for size in sizes.values() if not (by_name and size is None)]
-    counts = [x for x in entries if isinstance(x, int | np.integer) and x is not True and x >= 1]
-    if not sizes or len(counts) < len(entries):
-        raise ValueError(
-            "head_size must be a positive integer, the outputs of one head, or a mapping from"
-            f" patterns to such; got {head_size!r:.60}. As dimension numbers write omp.per_head()."
-        )
-    for pattern in sizes:
-        check_pattern(pattern)
-    return PerHead(parse_rules(rules), parse_layer_axes(layer_axes), sizes, by_name, output)
+    axes = dict(layer_axes or {})
+    check_patterns([*sizes, *axes])
+    return PerHead(parse_rules(rules), axes, sizes, by_name, output)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,61 +105,40 @@ class PerHead(RuleReader):
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Reads leaves by the rules, and cuts those that hold heads."""
         leaves = super().read(tree)
-        left_out = [side_of(name) for name in normalize_paths(tree.holes)]
-        chosen = self._chosen(leaves, left_out)
-        faults = collections.defaultdict(list)
+        chosen = self._chosen(leaves, tree)
+        faults = []
         for i, (pattern, inputs) in chosen.items():
+            leaf = leaves[i]
             try:
-                numbers = _numbers(leaves[i].matrix, inputs, self.sizes[pattern])
+                numbers = _numbers(leaf.matrix, inputs, self.sizes[pattern])
+                layout = MatrixLayout.of(leaf.shape, numbers)
             except ValueError as error:
-                faults[str(error)].append((leaves[i].name, leaves[i].shape))
+                faults.append((leaf.name, f"{leaf.shape}: {error}"))
             else:
-                rule = f"{leaves[i].rule}; per head"
-                leaves[i] = leaves[i]._replace(dimension_numbers=numbers, rule=rule)
-        leaves = with_layouts(leaves)
-        if not all(leaf.known for leaf in leaves):
-            return leaves  # those that no rule can read come first
-        if faults:
-            shown = (f"{listed(where)}: {fault}" for fault, where in faults.items())
-            raise ValueError(f"Heads cannot be cut. {' '.join(shown)}")
-        if not tree.has_masks:
-            found = [*chosen.values(), *(("", side == OUTPUT) for side, _ in left_out if side)]
-            self._check_found(found, tree)
+                rule = f"{leaf.rule}; per head"
+                leaves[i] = leaf._replace(layout=layout, dimension_numbers=numbers, rule=rule)
+        idle = self.sizes.keys() - {pattern for pattern, _ in chosen.values()}
+        if idle and not tree.holes:
+            what = "no matrix matches " + ", ".join(map(repr, sorted(idle)))
+            what = "no layer has the name of a query projection" if self.by_name else what
+            names = listed((name, None) for name in tree.names)
+            faults.append((what, f"among {names}: choose by omp.per_head({{pattern: head_size}})"))
+        if faults and all(leaf.known for leaf in leaves):  # those that no rule can read come first
+            raise ValueError(f"Heads cannot be cut. {listed(faults)}")
         return leaves
 
-    def _chosen(
-        self, leaves: Sequence[LeafInfo], left_out: Sequence[tuple[str, str]]
-    ) -> dict[int, tuple[str, bool]]:
+    def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, tuple[str, bool]]:
         """Finds by index the pattern of a parameter, and whether its heads are its inputs."""
-        sides = [side_of(name) for name in normalize_paths([x.path for x in leaves])]
-        with_queries = {module for side, module in (*sides, *left_out) if side in (QUERY, FUSED)}
+        sides = [side_of(name) for name in normalize_paths([*tree.paths, *tree.holes])]
+        with_queries = {module for side, module in sides if side in (QUERY, FUSED)}
         chosen = {}
-        for i, (leaf, (side, module)) in enumerate(zip(leaves, sides, strict=True)):
-            name = "/".join(leaf.path)
+        for leaf, name, (side, module) in zip(leaves, tree.names, sides, strict=False):
             pattern = next((p for p in self.sizes if re.search(p, name)), None)
             named = not self.by_name or (side and module in with_queries)
             whole = leaf.layout is None or (side == OUTPUT and not self.output)
             if pattern is not None and named and not whole:
-                chosen[i] = pattern, side == OUTPUT
+                chosen[leaf.index] = pattern, side == OUTPUT
         return chosen
-
-    def _check_found(self, chosen: Collection[tuple[str, bool]], tree: FlatTree) -> None:
-        """Raises ValueError if nothing was chosen of what was asked for."""
-        used, sides = {x for x, _ in chosen}, {inputs for _, inputs in chosen}
-        idle = [x for x in self.sizes if x not in used and not tree.could_match_masked(x)]
-        if idle and not self.by_name:
-            what = f"Patterns of head_size that find no matrix to cut: {', '.join(map(repr, idle))}"
-        elif self.by_name and False not in sides:
-            what = "No layer has the name of a query, key or value projection"
-        elif self.output and True not in sides:
-            what = "output=True, but no layer next to a query has the name of an output projection"
-        else:
-            return
-        raise ValueError(
-            f"{what}. The paths are: {listed((name, None) for name in tree.names)}."
-            " omp.per_head({pattern: head_size}) chooses parameters by their paths, to be cut along"
-            " their outputs; a rule with MatrixSpec says any other cut."
-        )
 
 
 def side_of(name: str) -> tuple[str, str]:
@@ -195,18 +163,12 @@ def _numbers(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionN
         if layout.split_axis in numbering:  # each index is a head, of whichever block
             layout = dataclasses.replace(layout, split_axis=None, split_sizes=())
         return dataclasses.replace(layout, **{field: (axis,)}).dimension_numbers()
-    if layout.split_axis not in (None, axis):
-        raise ValueError(f"split along axis {layout.split_axis}, and heads lie on axis {axis}.")
-    if size is None:
-        raise ValueError(
-            f"heads lie side by side among {layout.shape[axis]} {side}, and the shape does not"
-            " say how long one is. Give omp.per_head(head_size), d_model / heads in most models."
-        )
     blocks = layout.split_sizes or (layout.shape[axis],)
-    if any(block % size for block in blocks):
+    if size is None or layout.split_axis not in (None, axis) or any(n % size for n in blocks):
         raise ValueError(
-            f"head_size {size} does not divide {' + '.join(map(str, blocks))} {side}. Give the"
-            " size of one head, or omp.per_head({pattern: head_size, ...}) where they differ."
+            f"heads lie side by side among {' + '.join(map(str, blocks))} {side}, and head_size"
+            f" {size} does not cut them. Give omp.per_head(head_size), d_model / heads in most"
+            " models, or omp.per_head({pattern: head_size, ...}) where sizes differ."
         )
     cut = tuple(size for block in blocks for _ in range(block // size))
     return dataclasses.replace(layout, split_axis=axis, split_sizes=cut).dimension_numbers()

@@ -15,7 +15,14 @@ import jax
 import numpy as np
 from optax import MaskedNode
 
-from optax_muonplus._chain.paths import Path, flatten_tree, flatten_with_names, is_hole, path_name
+from optax_muonplus._chain.paths import (
+    Path,
+    flatten_tree,
+    flatten_with_names,
+    is_hole,
+    listed,
+    path_name,
+)
 from optax_muonplus._chain.record import LeafInfo
 
 
@@ -34,12 +41,6 @@ class FlatTree:
         """Flattens ``tree``."""
         classes: set[type] = set()
         flat = flatten_tree(tree, lambda node: bool(classes.add(type(node))))
-        if len(set(flat[0])) < len(flat[0]):
-            twice = [path for path, n in collections.Counter(flat[0]).items() if n > 1]
-            raise ValueError(
-                f"Two parameters have the path {path_name(twice[0])}: a slash in a name separates"
-                " names, as in {'a/b': ...} next to {'a': {'b': ...}}. Rename one of them."
-            )
         return cls(tree, *flat, frozenset(classes))
 
     @property
@@ -51,11 +52,6 @@ class FlatTree:
         """Makes a record of each leaf, with its path and shape alone."""
         rows = enumerate(zip(self.paths, self.arrays, strict=True))
         return [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether ``optax.masked`` or ``optax.partition`` left something out of the tree."""
-        return MaskedNode in self.classes
 
     @functools.cached_property
     def holes(self) -> list[Path]:
@@ -70,12 +66,8 @@ class FlatTree:
 
         A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
         """
-        return self.has_masks or any(re.search(pattern, "/".join(path)) for path in self.holes)
-
-
-def is_function(given: Any) -> bool:
-    """Whether ``given`` is a function, and not a tree with a call, as Equinox modules are."""
-    return callable(given) and jax.tree_util.all_leaves([given])
+        is_masked = MaskedNode in self.classes
+        return is_masked or any(re.search(pattern, "/".join(path)) for path in self.holes)
 
 
 def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:
@@ -84,38 +76,26 @@ def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected:
     ``given`` is a tree or prefix tree of entries of a ``kind``, or a function from a tree to one.
     Leaves are matched by their paths, so that entries written for one container (a dict) serve the
     same parameters in another (FrozenDict, nnx.State). An entry higher up in the tree holds for
-    everything below it, and one for what was left out of ``tree`` for nothing.
+    everything below it, and one for what is not in ``tree`` for nothing.
+
+    Raises ValueError for parameters without an entry, and for entries of another kind.
     """
-    if is_function(given):
+    # An Equinox module may have a call, and is no function.
+    if callable(given) and jax.tree_util.all_leaves([given]):
         given = given(tree.tree)
     names, leaves = flatten_with_names(given, lambda x: x is None or isinstance(x, kind))
-    entries = dict(zip(names, leaves, strict=True))
-    prefixes = [[p[:n] for n in range(len(p), -1, -1) if p[:n] in entries] for p in tree.paths]
-    used = {found[0] for found in prefixes if found}
-    # Equinox and optax.masked mark absent subtrees with None; ignore those.
-    entered = {path: entry for path, entry in entries.items() if entry is not None or path in used}
-    wrong = [
-        f"{'/'.join(path) or 'the root'}: {entry!r}"
-        for path, entry in entered.items()
-        if not isinstance(entry, kind)
+    entries, missing = dict(zip(names, leaves, strict=True)), "nothing"
+    nearest = [
+        next((entries[p[:n]] for n in range(len(p), -1, -1) if p[:n] in entries), missing)
+        for p in tree.paths
     ]
-    if wrong:
-        raise ValueError(f"{what.capitalize()} must be {expected}, got {'; '.join(wrong)}.")
-    uncovered = ["/".join(p) for p, found in zip(tree.paths, prefixes, strict=True) if not found]
-    left_out = tree.holes if len(used) < len(entered) else []
-    idle = ["/".join(p) for p in entered if p not in used and not _is_above_or_below(p, left_out)]
-    if uncovered or idle:
+    pairs = zip(tree.paths, nearest, strict=True)
+    if wrong := [(path_name(path), f"has {x}") for path, x in pairs if not isinstance(x, kind)]:
         raise ValueError(
-            f"The tree of {what} does not match the parameters."
-            + (f" Parameters without an entry: {', '.join(uncovered)}." if uncovered else "")
-            + (f" Entries without a parameter: {', '.join(idle)}." if idle else "")
-            + f" Give every parameter, or a subtree above it, {expected}."
+            f"The {what} do not match the parameters: {listed(wrong)}. Give every parameter, or a"
+            f" subtree above it, {expected}."
         )
-    return [entries[nearest] for nearest, *_ in prefixes]
-
-
-def _is_above_or_below(path: Path, others: Sequence[Path]) -> bool:
-    return any(path[: len(other)] == other[: len(path)] for other in others)
+    return nearest
 
 
 # Names of an array within a parameter that is one array: Haliax's NamedArray and penzai's.

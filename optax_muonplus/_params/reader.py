@@ -10,7 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree, MatrixLayout, Shape
+from optax_muonplus._chain.layout import (
+    AxisNumbers,
+    DimensionNumbers,
+    DimensionNumbersTree,
+    MatrixLayout,
+    Shape,
+)
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.language import PathRule
@@ -20,10 +26,10 @@ from optax_muonplus._params.patterns import (
     LayerAxes,
     Rules,
     check_matches,
-    parse_layer_axes,
+    check_patterns,
     parse_rules,
 )
-from optax_muonplus._params.stacks import check_kernels, infer_stacks, with_stacks
+from optax_muonplus._params.stacks import infer_stacks, with_stacks
 from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus._params.table import DEFAULT_RULES
 
@@ -34,16 +40,11 @@ class RuleReader:
 
     rules: Sequence[PathRule] = ()  # the user's; they come before the default ones
     # The axes along which layers are stacked, by patterns of paths.
-    layer_axes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it reads by the default rules alone."""
-        return type(self) is RuleReader and not self.rules and not self.layer_axes
+    layer_axes: Mapping[str, AxisNumbers] = dataclasses.field(default_factory=dict)
 
     def __call__(self, params: Any) -> Any:
         tree = FlatTree.of(params)
-        if not self.is_default and tree.paths == [()] and not np.shape(tree.arrays[0]):
+        if tree.paths == [()] and not np.shape(tree.arrays[0]):
             raise ValueError(
                 "Expected parameters, got a number: optax.inject_hyperparams called your function"
                 " with the step count. Add static_args=('muon_weight_dimension_numbers',) to it, or"
@@ -56,16 +57,21 @@ class RuleReader:
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Makes a record for each leaf; ``known`` is False where no rule can read it."""
         leaves = with_stacks(tree.records(), self.layer_axes)
-        if self.rules or self.layer_axes:
-            check_matches(self.rules, self.layer_axes, leaves, tree)
+        check_matches(self.rules, self.layer_axes, leaves, tree)
         modules = _Modules(tree, leaves)
         annotations = read_annotations(tree)
         users = [modules.first_rule(x, self.rules) for x in leaves]
         defaults = [_by_default(x, modules, annotations.get(x.path)) for x in leaves]
         leaves = with_layouts(map(_by_rule, users, defaults))
-        check_kernels(leaves, self.layer_axes)
-        asked = [rule is None for rule in users]
-        return _without_vectors_of_layers(leaves, asked)
+        # Matrices of default rules that seem to be one vector for each stacked layer.
+        for stack in infer_stacks(leaves):
+            why = f"no rule: a vector of each of {stack.members[0].shape[stack.axis]} layers?"
+            for x in stack.members:
+                if len(x.shape) == 2 and x.layout and users[x.index] is None:
+                    leaves[x.index] = x._replace(
+                        layout=None, dimension_numbers=None, rule=why, known=False
+                    )
+        return leaves
 
 
 def muon_dimension_numbers(
@@ -103,7 +109,7 @@ def muon_dimension_numbers(
       ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
         rule a leaf of three or more axes: guessing its layout could mix experts or heads.
     """
-    return RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))(params)
+    return (reader_of(None, rules, layer_axes) or RuleReader())(params)
 
 
 def reader_of(
@@ -113,42 +119,43 @@ def reader_of(
 
     Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
     """
-    reader = RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))
-    is_partial = isinstance(dimension_numbers, functools.partial) and not dimension_numbers.args
-    if is_partial and dimension_numbers.func is muon_dimension_numbers:
-        dimension_numbers = reader_of(None, **dimension_numbers.keywords)
-        dimension_numbers = dimension_numbers or RuleReader()
-    elif dimension_numbers is muon_dimension_numbers:
-        dimension_numbers = RuleReader()
-    if reader.is_default:
+    if not rules and not layer_axes:
         return dimension_numbers
-    is_default = isinstance(dimension_numbers, RuleReader) and dimension_numbers.is_default
-    if dimension_numbers is not None and not is_default:
+    if dimension_numbers is not None:
         raise ValueError(
             "Got rules or layer_axes next to dimension numbers, which say of every parameter what"
             " it is. Leave one of them out: rules come before the default ones. Functions such as"
             " omp.per_head take both: omp.per_head(64, rules=[...], layer_axes={...})."
         )
-    return reader
+    check_patterns([*(layer_axes or {})])
+    return RuleReader(parse_rules(rules), dict(layer_axes or {}))
 
 
 def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
-    """Gives records the layouts that their dimension numbers describe.
+    """Gives records the layouts that their dimension numbers, of one layer, describe.
 
     Raises ValueError, which names all leaves that their dimension numbers do not fit.
     """
     complete, wrong = [], []
     for leaf in leaves:
-        spec = leaf.dimension_numbers
         try:
-            layout = None if spec is None else MatrixLayout.of(leaf.shape, spec)
+            complete.append(_with_layout(leaf))
         except ValueError as error:
             wrong.append(f"{leaf.name}: {error}")
-        else:
-            complete.append(leaf._replace(layout=layout))
     if wrong:
         raise ValueError("Dimension numbers do not fit. " + " ".join(wrong))
     return complete
+
+
+def _with_layout(leaf: LeafInfo) -> LeafInfo:
+    spec = leaf.dimension_numbers
+    if spec is None:
+        return leaf
+    layout = MatrixLayout.of(leaf.layer_shape, spec)
+    if leaf.stack:
+        spec = layout.dimension_numbers([x for x in range(len(leaf.shape)) if x not in leaf.stack])
+        layout = MatrixLayout.of(leaf.shape, spec)
+    return leaf._replace(layout=layout, dimension_numbers=spec)
 
 
 def check_known(leaves: Sequence[LeafInfo]) -> None:
@@ -165,12 +172,11 @@ class _Modules:
     def __init__(self, tree: FlatTree, leaves: Sequence[LeafInfo]) -> None:
         self.names = normalize_paths(tree.paths)
         self.shapes: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
-        for name in normalize_paths(tree.holes):
+        shapes = [leaf.layer_shape for leaf in leaves]
+        holes = normalize_paths(tree.holes)
+        for name, shape in zip([*holes, *self.names], [*[()] * len(holes), *shapes], strict=True):
             module, path = _place(name)
-            self.shapes[module][path] = ()
-        for name, leaf in zip(self.names, leaves, strict=True):
-            module, path = _place(name)
-            self.shapes[module][path] = leaf.layer_shape
+            self.shapes[module][path] = shape
 
     def first_rule(self, leaf: LeafInfo, rules: Iterable[PathRule]) -> PathRule | None:
         """Finds the first rule that fits a leaf, and on which the neighbours agree.
@@ -233,33 +239,8 @@ def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
     if len(default.layer_shape) < 2:
         spec, reading, known = None, default.rule if default.known else "vector", True
     if default.stack:
-        spec = spec and _of_stack(default, spec)
         reading = f"{reading}; layers on axis {', '.join(map(str, default.stack))}"
     return default._replace(dimension_numbers=spec, rule=reading, known=known)
-
-
-def _of_stack(leaf: LeafInfo, spec: DimensionNumbers) -> DimensionNumbers:
-    """Returns the dimension numbers of stacked layers, from those of one layer."""
-    try:
-        layout = MatrixLayout.of(leaf.layer_shape, spec)
-    except ValueError as error:
-        raise ValueError(
-            f"{leaf.name}, without the axes of its layers: {error} Rules are for the shape that"
-            " one layer has."
-        ) from error
-    return layout.dimension_numbers([x for x in range(len(leaf.shape)) if x not in leaf.stack])
-
-
-def _without_vectors_of_layers(leaves: list[LeafInfo], asked: Sequence[bool]) -> list[LeafInfo]:
-    """Marks matrices of default rules that seem to be one vector for each stacked layer."""
-    for stack in infer_stacks(leaves):
-        why = f"no rule: a vector of each of {stack.size} layers?"
-        for x in stack.members:
-            if len(x.shape) == 2 and x.layout and asked[x.index]:
-                leaves[x.index] = x._replace(
-                    layout=None, dimension_numbers=None, rule=why, known=False
-                )
-    return leaves
 
 
 def _place(name: str) -> tuple[str, str]:

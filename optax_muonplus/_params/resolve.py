@@ -1,6 +1,5 @@
 """Records of all leaves of a tree."""
 
-import dataclasses
 import warnings
 from typing import Any
 
@@ -11,12 +10,10 @@ from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._chain.paths import VALUE
 from optax_muonplus._chain.record import LeafInfo, ResolvedTree
 from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
-from optax_muonplus._params.reader import RuleReader, check_known, reader_of, with_layouts
+from optax_muonplus._params.reader import RuleReader, check_known, with_layouts
 from optax_muonplus._params.sharding import (
     ShardingTree,
     broadcast_shardings,
-    mapped_axes,
-    shard_like_params,
     shardings_of,
 )
 
@@ -47,65 +44,22 @@ def resolve(
     return resolved
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class TreeResolver:
-    """Resolves trees for a chain, by the dimension numbers and shardings that a user gave.
-
-    Records follow from the structure of a tree and the types of its leaves, so that they are made
-    once for the gradients of all updates.
-    """
-
-    dimension_numbers: DimensionNumbersTree = None
-    sharding: ShardingTree = None
-    # The latest trees, without their arrays, behind their structures and types.
-    known: list[tuple[Any, ResolvedTree]] = dataclasses.field(default_factory=list, init=False)
-
-    def __call__(self, tree: Any) -> ResolvedTree:
-        """Returns the records of all leaves."""
-        arrays, structure = jax.tree.flatten(tree)
-        own = structure, list(map(_type, arrays)), mapped_axes(arrays)
-        for types, resolved in self.known:
-            if types == own:
-                return resolved._replace(arrays=arrays)
-        resolved = resolve(tree, self.dimension_numbers, self.sharding)
-        self.known[:] = [(own, resolved._replace(arrays=[])), *self.known[:3]]
-        return resolved
-
-    def __reduce__(self) -> Any:
-        """Leaves the latest trees out of copies and files: they may have devices in them."""
-        return TreeResolver, (self.dimension_numbers, self.sharding)
-
-    def placed(self, state: Any, tree: ResolvedTree) -> Any:
-        """Returns ``state`` sharded as the parameters are, after a check of their shardings."""
-        return shard_like_params(state, tree)
-
-
-def _type(x: Any) -> Any:
-    """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
-    try:
-        return jax.typeof(x), getattr(x, "sharding", None)
-    except TypeError:  # it is no array of JAX
-        return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
-
-
-def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool = True) -> list[LeafInfo]:
+def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> list[LeafInfo]:
     """Makes the records of leaves, but for shardings."""
     given = RuleReader() if given is None else given
-    given = given if isinstance(given, RuleReader) else reader_of(given)
-    leaves = given.read(tree) if isinstance(given, RuleReader) else _by_numbers(tree, given)
+    if isinstance(given, RuleReader):
+        leaves = given.read(tree)
+    else:
+        expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
+        kinds = DimensionNumbers | None
+        specs = broadcast_prefix(given, tree, kinds, "dimension numbers", expected)
+        pairs = zip(tree.records(), specs, strict=True)
+        leaves = with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
     if strict:
         _warn_of_one_vector(leaves)
         check_known(leaves)
     dtypes = map(jnp.result_type, tree.arrays)
     return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-
-
-def _by_numbers(tree: FlatTree, given: DimensionNumbersTree) -> list[LeafInfo]:
-    """Reads leaves by a tree of dimension numbers, or a function to one."""
-    expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
-    specs = broadcast_prefix(given, tree, DimensionNumbers | None, "dimension numbers", expected)
-    pairs = zip(tree.records(), specs, strict=True)
-    return with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
 
 
 def _without_boxes(labels: Any) -> Any:

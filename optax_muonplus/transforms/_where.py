@@ -3,14 +3,16 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
+
+import jax
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.record import ResolvedTree
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.reader import reader_of
-from optax_muonplus._params.resolve import TreeResolver
-from optax_muonplus._params.sharding import ShardingTree
+from optax_muonplus._params.resolve import resolve
+from optax_muonplus._params.sharding import ShardingTree, mapped_axes, shard_like_params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,7 +24,8 @@ class Matrices:
     Attributes:
       rules: as in :func:`optax_muonplus.muonplus`, like the others.
       layer_axes: the axes along which layers are stacked.
-      weight_dimension_numbers: instead of both, a tree, prefix tree or function.
+      weight_dimension_numbers: instead of both, a tree, prefix tree or function. ``muonplus`` calls
+        it ``muon_weight_dimension_numbers``, as ``optax.contrib.muon`` does.
       sharding: where the parameters lie.
 
     Example:
@@ -42,24 +45,31 @@ class Matrices:
     weight_dimension_numbers: DimensionNumbersTree = None
     sharding: ShardingTree = None
 
+    # Whether a link has been made with this object.
+    has_links: bool = dataclasses.field(default=False, init=False, repr=False)
+
     def __post_init__(self) -> None:
         """Raises ValueError for rules and axes that are none, and next to dimension numbers."""
-        self._resolver  # noqa: B018
+        self._reader  # noqa: B018
 
     @functools.cached_property
-    def _resolver(self) -> TreeResolver:
-        reader = reader_of(self.weight_dimension_numbers, self.rules, self.layer_axes)
-        return TreeResolver(reader, self.sharding)
-
-    @property
-    def reader(self) -> DimensionNumbersTree:
+    def _reader(self) -> DimensionNumbersTree:
         """What reads a tree, in the place of dimension numbers; None for the default rules."""
-        return self._resolver.dimension_numbers
+        return reader_of(self.weight_dimension_numbers, self.rules, self.layer_axes)
+
+    @functools.cached_property
+    def _latest(self) -> list[tuple[Any, ResolvedTree]]:
+        """The latest trees, without their arrays, behind their structures and types."""
+        return []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the latest trees out of copies and files: they may have devices in them."""
+        return {name: x for name, x in vars(self).items() if name != "_latest"}
 
     @property
     def is_default(self) -> bool:
         """Whether nothing is said: matrices are read by the default rules."""
-        return self.reader is None and self.sharding is None
+        return self._reader is None and self.sharding is None
 
     def labels(self, params: Any) -> Any:
         """Returns ``"muon"`` or ``"adam"`` for every parameter or update.
@@ -68,7 +78,7 @@ class Matrices:
           ValueError: for labels of rules or dimension numbers that no link was given: each link
             would read the same matrices by the default rules, without a word.
         """
-        if self.reader is not None and not vars(self).get("in_links"):
+        if self._reader is not None and not self.has_links:
             raise ValueError(
                 "The labels follow rules, layer_axes or dimension numbers that no link has. Make"
                 " one omp.Matrices(...), and pass it to both: partition_labels(params, where) and"
@@ -77,11 +87,31 @@ class Matrices:
         return self(params).labels
 
     def __call__(self, tree: Any) -> ResolvedTree:
-        return self._resolver(tree)
+        """Returns the records of all leaves.
+
+        They follow from the structure of a tree and the types of its leaves, so that they are made
+        once for the gradients of all updates.
+        """
+        arrays, structure = jax.tree.flatten(tree)
+        own = structure, list(map(_type, arrays)), mapped_axes(arrays)
+        for types, resolved in self._latest:
+            if types == own:
+                return resolved._replace(arrays=arrays)
+        resolved = resolve(tree, self._reader, self.sharding)
+        self._latest[:] = [(own, resolved._replace(arrays=[])), *self._latest[:3]]
+        return resolved
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns the first state of parameters, sharded as they are."""
-        return self._resolver.placed(state, tree)
+        return shard_like_params(state, tree)
+
+
+def _type(x: Any) -> Any:
+    """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
+    try:
+        return jax.typeof(x), getattr(x, "sharding", None)
+    except TypeError:  # it is no array of JAX
+        return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
 
 
 class MatricesFields(TypedDict, total=False):
@@ -116,22 +146,19 @@ def one_of(given: Sequence[Any]) -> Matrices:
             " one or of the chain around it. Make one omp.Matrices(...) and pass it once."
         )
     where = chosen[0] if chosen else Matrices()
-    vars(where)["in_links"] = True
+    object.__setattr__(where, "has_links", True)
     return where
 
 
-def partition_labels(
-    params: Any, where: Matrices | None = None, **fields: Unpack[MatricesFields]
-) -> Any:
+def partition_labels(params: Any, where: Matrices | None = None) -> Any:
     """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
 
     Args:
       params: parameters or updates.
       where: which of them are matrices, the same object that the links have; None means the default
         rules.
-      **fields: those of :class:`Matrices`, which are refused: no link could have the same object.
 
     Raises:
       ValueError: as ``Matrices.labels``.
     """
-    return (where_of(where, fields) or Matrices()).labels(params)
+    return (where or Matrices()).labels(params)

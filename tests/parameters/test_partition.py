@@ -81,13 +81,6 @@ def test_one_tree_of_dimension_numbers_fits_every_container(container):
     assert by_path(labels) == expected | {"layers/0/kernel": "adam", "layers/0/bias": "adam"}
 
 
-def test_two_paths_of_one_spelling_are_refused():
-    """Records, states and trees that are given for parameters are matched by paths."""
-    params = random_tree({"up/kernel": (4, 6), "up": {"kernel": (6, 4)}})
-    with pytest.raises(ValueError, match=r"Two parameters have the path up/kernel.*Rename one"):
-        omp.muonplus(0.1).init(params)
-
-
 def test_dimension_numbers_of_a_vector_are_refused_by_its_path():
     params = nested_shapes(up__bias=(6,), up__kernel=(4, 6))
     with pytest.raises(ValueError, match=r"up/bias: .* axes of shape \(6,\)"):

@@ -179,7 +179,12 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
     ("tree", "head_size", "options", "message"),
     [
         (ATTENTION, None, {}, r"attn/q/kernel \(12, 12\): heads lie side by side among 12 outputs"),
-        (ATTENTION, 5, {}, r"attn/q/kernel \(12, 12\): head_size 5 does not divide 12 outputs"),
+        (
+            ATTENTION,
+            5,
+            {},
+            r"attn/q/kernel \(12, 12\): .* and head_size 5 does not cut",
+        ),
         (ATTENTION, 5, {"output": True}, r"12 inputs"),
         (
             nested_shapes(**{f"h__{i}__query__kernel": (12, 3, 4) for i in range(3)}),
@@ -187,17 +192,21 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
             {},
             r"h/\{0..2\}/query/kernel \(12, 3, 4\): the shape says that a head has 4 outputs",
         ),
-        (nested_shapes(mlp__up__kernel=(4, 4)), 2, {}, "No layer has the name of a query.*mlp/up"),
-        (nested_shapes(attn__o__kernel=(4, 4)), 2, {}, "No layer has the name of a query"),
-        (nested_shapes(q__kernel=(4, 4)), 2, {"output": True}, "output=True, but no layer next to"),
-        (ATTENTION, {"attn/q": 4, "qq": 4}, {}, "find no matrix to cut: 'qq'. The paths are"),
+        (nested_shapes(mlp__up__kernel=(4, 4)), 2, {}, "no layer has the name of a query.*mlp/up"),
+        (nested_shapes(attn__o__kernel=(4, 4)), 2, {}, "no layer has the name of a query"),
+        (ATTENTION, {"attn/q": 4, "qq": 4}, {}, "no matrix matches 'qq' among attn/o"),
         (
             ATTENTION,
             4,
             {"rules": [("q/", omp.MatrixSpec(0, 1, split_sizes=(6, 6), split_axis=0))]},
-            "split along axis 0, and heads lie on axis 1",
+            "head_size 4 does not cut them",
         ),
-        (QKV, 4, {"rules": [SPLIT]}, r"attn/qkv \(12, 14\): head_size 4 does not divide 8 \+ 6"),
+        (
+            QKV,
+            4,
+            {"rules": [SPLIT]},
+            r"attn/qkv .* 8 \+ 6 outputs, and head_size 4 does not",
+        ),
         (
             nested_shapes(layers__query__kernel=(2, 12, 12)),
             4,
@@ -205,11 +214,6 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
             "the shape says that a head has 12",
         ),
         (nested_shapes(layers__qkv__kernel=(2, 12, 12)), 4, {}, "(?s)No rule says.*layer_axes"),
-        (ATTENTION, 0, {}, "head_size must be a positive integer"),
-        (ATTENTION, True, {}, "head_size must be a positive integer"),
-        (ATTENTION, {"q": None}, {}, "head_size must be a positive integer"),
-        (ATTENTION, ATTENTION, {}, r"(?s)^.{,260}As dimension numbers write omp.per_head\(\)\.$"),
-        (ATTENTION, {}, {}, "head_size must be a positive integer"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._chain.layout import MatrixLayout
 from tests.support.trees import nested_shapes, random_like
 
 PARAMS = random_like(
@@ -81,7 +80,6 @@ def test_the_update_is_that_of_the_same_rules_in_a_function():
 
 def test_describe_and_labels_take_rules():
     table = omp.describe(PARAMS, rules=RULES, layer_axes=AXES)
-    assert table == omp.describe(PARAMS, by_function())
     assert "5x3x2" in table and "6x4x2" in table
     where = omp.Matrices(RULES, AXES)
     matrices = omp.matrix_chain(omp.momentum(), where=where)
@@ -124,8 +122,8 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     with pytest.raises(ValueError) as caught:
         omp.muonplus(0.1).init(params)
     lines = str(caught.value).splitlines()
-    assert "  ('^0$', omp.MuonDimensionNumbers(-2, -1))," in lines
-    assert "  ('^1$', omp.MuonDimensionNumbers((0, 1, 2), 3))," in lines
+    assert r"  ('^\\d+$', omp.MuonDimensionNumbers(-2, -1), 3)," in lines
+    assert r"  ('^\\d+$', omp.MuonDimensionNumbers((0, 1, 2), 3), 4)," in lines
     assert max(map(len, lines)) < 80
     written = [eval(line.strip().rstrip(","), {"omp": omp}) for line in lines if "('^" in line]
     table = omp.describe(params, rules=written)
@@ -137,38 +135,19 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     [
         (
             {"rules": [("bias", omp.MuonDimensionNumbers(0, 1))]},
-            r"^Rules that match no parameter: 'bias'. .* vectors are .* b/bias \(2,\)",
+            r"^Patterns that match no parameter: 'bias'. .* vectors are .* b/bias \(2,\)",
         ),
-        ({"rules": [("x", None)]}, "^Rules that match no parameter: 'x'.*The paths are: b/bias"),
+        ({"rules": [("x", None)]}, "^Patterns that match no parameter: 'x'.*The paths are: b/bias"),
         (
             {"layer_axes": {"layers": 0}},
-            "^Patterns of layer_axes that match no parameter: 'layers'",
+            "^Patterns that match no parameter: 'layers'",
         ),
     ],
 )
-def test_what_finds_nothing_says_which_argument_it_is_and_why(options, message):
+def test_what_finds_nothing_is_refused_with_the_paths(options, message):
     params = {"b": {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}}
     with pytest.raises(ValueError, match=message):
         omp.muonplus(0.1, **options).init(params)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("conv/weight", (5, 4, 3, 3)),
-        ("up/conv_transpose/weight", (4, 5, 3, 3)),
-        ("ConvTranspose1d/weight", (4, 5, 9)),
-        ("deconv/weight", (4, 5, 3, 3)),
-        ("conv2d_transpose/kernel", (3, 3, 5, 4)),
-    ],
-)
-def test_a_suggestion_for_a_convolution_knows_the_transposed_ones(name, shape):
-    """PyTorch has its convolutions as (out, in, ...) and transposed ones as (in, out, ...)."""
-    with pytest.raises(ValueError) as caught:
-        omp.muonplus(0.1).init({name: jnp.ones(shape)})
-    (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
-    table = omp.describe({name: jnp.ones(shape)}, rules=[eval(line, {"omp": omp})])
-    assert "  5x36x1  " in table
 
 
 def test_a_suggested_pattern_does_not_find_what_is_known():
@@ -180,22 +159,22 @@ def test_a_suggested_pattern_does_not_find_what_is_known():
     assert table.count("your rule") == 2
 
 
-KEYSTR = {
-    "['head']['kernel']": "head/kernel",
-    '["head"]["kernel"]': "head/kernel",
-    "['layers'][0]['kernel']": "layers/0/kernel",
-    ".layers[0].kernel": "layers/0/kernel",
-    "[0]": "0",
-    "[<flat index 2>]": "2",
-    r"\['head'\]": "head",
-}
+KEYSTR = [
+    "['head']['kernel']",
+    '["head"]["kernel"]',
+    "['layers'][0]['kernel']",
+    ".layers[0].kernel",
+    "[0]",
+    "[<flat index 2>]",
+    r"\['head'\]",
+]
 
 
 @pytest.mark.parametrize("pattern", KEYSTR)
-def test_a_path_as_jax_writes_it_is_refused_with_the_right_one(pattern):
+def test_a_path_as_jax_writes_it_is_refused(pattern):
     """A regular expression of such classes of characters finds almost any path."""
     params = nested_shapes(head__kernel=(4, 6), my__head__kernel=(4, 6))
-    message = f"Write {KEYSTR[pattern]!r}"
+    message = "is a path as jax.tree_util.keystr writes it"
     for options in ({"rules": [(pattern, None)]}, {"layer_axes": {pattern: 0}}):
         with pytest.raises(ValueError, match=message):
             omp.muonplus(0.1, **options).init(params)
@@ -220,33 +199,8 @@ def test_rules_of_a_list_may_match_nothing_and_ask_the_neighbours():
     assert numbers["glu"]["value"]["kernel"] == omp.MuonDimensionNumbers(0, 1)
     assert numbers["glu"]["gate"]["kernel"] is None
     assert omp.muon_dimension_numbers(params)["actor"]["mean"]["kernel"] is not None
-    with pytest.raises(ValueError, match="Rules that match no parameter: 'nowhere'"):
+    with pytest.raises(ValueError, match="Patterns that match no parameter: 'nowhere'"):
         omp.muon_dimension_numbers(params, [("nowhere", None), *omp.rules.AGENTS])
-
-
-@pytest.mark.parametrize(
-    ("kernel", "bias"), [((4, 4, 6, 12), 6), ((4, 6, 12), 6), ((1, 1, 6, 12), 6), ((5, 5, 4, 8), 4)]
-)
-@pytest.mark.parametrize("name", ["up", "ConvTranspose_0"])
-def test_a_transposed_convolution_is_proposed_with_the_outputs_of_its_bias(kernel, bias, name):
-    params = nested_shapes(**{f"{name}__kernel": kernel, f"{name}__bias": (bias,)})
-    with pytest.raises(ValueError, match="No rule says") as caught:
-        omp.muon_dimension_numbers(params)
-    (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
-    pattern, numbers = eval(line, {"omp": omp})
-    assert numbers.output_axis == len(kernel) - 2
-    assert omp.muon_dimension_numbers(params, [(pattern, numbers)])[name]["kernel"] == numbers
-
-
-def test_what_is_proposed_is_never_a_matrix_of_one_row():
-    params = {"a.0.weight": jnp.ones((6, 1, 8)), "a.1.weight": jnp.ones((9, 8, 4))}
-    with pytest.raises(ValueError, match="No rule says") as caught:
-        omp.muon_dimension_numbers(params)
-    lines = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
-    rules = [eval(line, {"omp": omp}) for line in lines]
-    for name, numbers in omp.muon_dimension_numbers(params, rules).items():
-        layout = numbers and MatrixLayout.of(params[name].shape, numbers)
-        assert layout is None or min(layout.block_shapes()[0][1:]) > 1
 
 
 def test_a_mesh_in_the_place_of_shardings_says_so():

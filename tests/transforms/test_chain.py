@@ -243,8 +243,6 @@ def test_fields_of_matrices_are_keywords_too():
         np.testing.assert_array_equal(update(link), wanted)
     with pytest.raises(ValueError, match="rules beside where=: give them"):
         omp.orthogonalize(where=omp.Matrices(), rules=rules)
-    with pytest.raises(ValueError, match="no link has"):
-        omp.partition_labels(params, rules=rules)
 
 
 @pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
