@@ -129,7 +129,7 @@ class MuonPlusConfig(OptimizerConfig):
         return optax.chain(*links)
 
     def _labels(self, params: Any) -> Any:
-        return omp.Matrices(weight_dimension_numbers=self._dimension_numbers)(params).labels
+        return omp.Matrices(weight_dimension_numbers=self._dimension_numbers).read(params).labels
 
     def _dimension_numbers(self, params: Any) -> Any:
         return haliax_axes.dimension_numbers(params, self.rules, self.layer_axes)

@@ -54,10 +54,10 @@ Part = (
 )
 
 
-class Resolver(Protocol):
+class TreeReader(Protocol):
     """Reads which leaves of a tree are matrices, and how they are sharded."""
 
-    def __call__(self, tree: Any) -> ResolvedTree: ...
+    def read(self, tree: Any) -> ResolvedTree: ...
 
     def placed(self, state: Any, tree: ResolvedTree) -> Any: ...
 
@@ -227,19 +227,19 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
 
     parts: tuple[Any, ...]  # as they were given, in order
     chain: Chain  # the links that are made of them
-    resolve: Resolver
+    where: TreeReader
     run: Run  # applies functions to the matrices of a tree
 
     @classmethod
     def of(
-        cls, resolve: Resolver, over: Callable[[ResolvedTree], optax.GradientTransformation]
+        cls, where: TreeReader, over: Callable[[ResolvedTree], optax.GradientTransformation]
     ) -> Self:
         """Returns ``over`` of each tree, which is read first, and whose gradients are checked."""
 
         def init(params: optax.Params) -> optax.OptState:
-            tree = resolve(params)
+            tree = where.read(params)
             check_inexact([leaf.path for leaf in tree.leaves], [leaf.dtype for leaf in tree.leaves])
-            return resolve.placed(over(tree).init(params), tree)
+            return where.placed(over(tree).init(params), tree)
 
         def update(
             updates: optax.Updates, state: optax.OptState, params: Any = None, **extra_args: Any
@@ -247,7 +247,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
             check_no_gradient_is_none(updates, state)
             check_gradients(updates, params)
             params = mask_params_like(updates, params)
-            updates, new = over(resolve(updates)).update(updates, state, params, **extra_args)
+            updates, new = over(where.read(updates)).update(updates, state, params, **extra_args)
             check_state(state, new)
             return updates, new
 
@@ -258,15 +258,15 @@ class MatrixTransformation(ChainTransformation):
     """A transformation of trees whose leaves all are matrices."""
 
 
-def matrix_chain(*parts: Any, resolve: Resolver, run: Run = run_plain) -> MatrixTransformation:
+def matrix_chain(*parts: Any, where: TreeReader, run: Run = run_plain) -> MatrixTransformation:
     chain = Chain.of(parts, run)
 
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
         check_only_matrices(tree.leaves)
         return chain.over(tree.leaves)
 
-    result = MatrixTransformation.of(resolve, over)
-    result.parts, result.chain, result.resolve, result.run = parts, chain, resolve, run
+    result = MatrixTransformation.of(where, over)
+    result.parts, result.chain, result.where, result.run = parts, chain, where, run
     return result
 
 

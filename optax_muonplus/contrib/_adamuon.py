@@ -104,12 +104,12 @@ def adamuon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    **fields: Any,
+    where: transforms.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdaMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 6e-4 in the code's GPT-2 runs, the order of AdamW's.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **fields
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
     )

@@ -105,12 +105,12 @@ def aurora(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    **fields: Any,
+    where: transforms.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.05 in the code, with weight decay 0.025.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **fields
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
     )

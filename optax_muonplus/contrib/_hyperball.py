@@ -106,7 +106,7 @@ def hyperball(
     rule: Part = scale_by_muon(),
     *,
     others: optax.GradientTransformation | None = None,
-    **fields: Any,
+    where: transforms.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, NAdamW or ``others`` on everything else.
 
@@ -115,4 +115,4 @@ def hyperball(
     """
     chain = transforms.matrix_chain(rule, Hyperball(learning_rate))
     others = transforms.nadamw(learning_rate) if others is None else others
-    return transforms.optimizer(chain, None, others=others, **fields)
+    return transforms.optimizer(chain, None, others=others, where=where)

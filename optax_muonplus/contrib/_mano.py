@@ -120,12 +120,12 @@ def mano(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    **fields: Any,
+    where: transforms.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **fields
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
     )

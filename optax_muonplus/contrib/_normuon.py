@@ -130,12 +130,12 @@ def normuon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    **fields: Any,
+    where: transforms.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, **fields
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
     )

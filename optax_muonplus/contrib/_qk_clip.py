@@ -107,7 +107,7 @@ def qk_clip(
     if fused is not None:
         check_word("fused", fused, get_args(Fused))
     size = None if head_size is None else known_count("head_size", head_size)
-    read = where or Matrices()
+    read = (where or Matrices()).read
 
     def init_fn(params: optax.Params) -> optax.EmptyState:
         _modules(read(params).leaves, size, fused)

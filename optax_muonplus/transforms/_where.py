@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -84,9 +84,9 @@ class Matrices:
                 " one omp.Matrices(...), and pass it to both: partition_labels(params, where) and"
                 " omp.matrix_chain(..., where=where)."
             )
-        return self(params).labels
+        return self.read(params).labels
 
-    def __call__(self, tree: Any) -> ResolvedTree:
+    def read(self, tree: Any) -> ResolvedTree:
         """Returns the records of all leaves.
 
         They follow from the structure of a tree and the types of its leaves, so that they are made
@@ -112,26 +112,6 @@ def _type(x: Any) -> Any:
         return jax.typeof(x), getattr(x, "sharding", None)
     except TypeError:  # it is no array of JAX
         return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
-
-
-class MatricesFields(TypedDict, total=False):
-    """The attributes of :class:`Matrices` as keywords."""
-
-    rules: Rules
-    layer_axes: LayerAxes
-    weight_dimension_numbers: DimensionNumbersTree
-    sharding: ShardingTree
-
-
-def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | None:
-    """Returns the object, or one of its fields; raises ValueError for both."""
-    # optax.inject_hyperparams passes on under their name what ``**fields`` have collected.
-    chosen = {**fields, **fields.get("fields", {})}
-    chosen.pop("fields", None)
-    where = chosen.pop("where", where)
-    if where is not None and chosen:
-        raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
-    return Matrices(**chosen) if chosen else where
 
 
 def one_of(given: Sequence[Any]) -> Matrices:

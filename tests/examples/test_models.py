@@ -213,7 +213,7 @@ VOCABULARY = 50_257
 def test_kernels_of_blocks_are_the_matrices(family, tied, scan):
     params = shapes(dataclasses.replace(KINDS[family], tied=tied, scan=scan))
     numbers = optimizers.matrices if scan else None  # unstacked, by the default rules
-    labels = leaves(omp.Matrices(weight_dimension_numbers=numbers)(params).labels)
+    labels = leaves(omp.Matrices(weight_dimension_numbers=numbers).read(params).labels)
     matrices = {path for path, label in labels.items() if label == "muon"}
     assert matrices == {path for path in labels if "blocks" in path and path.endswith("kernel")}
     assert len(matrices) == {"gpt": 4, "separate gpt": 6, "gated gpt": 5, "llama": 7}[family] * (

@@ -26,7 +26,7 @@ def test_a_field_called_value_keeps_its_name():
 
     params = Attention(*random_tree([(4, 4)] * 3))
     dims = omp.muon_dimension_numbers(params, rules=[("value$", None)])
-    assert omp.Matrices(weight_dimension_numbers=dims)(params).labels == Attention(
+    assert omp.Matrices(weight_dimension_numbers=dims).read(params).labels == Attention(
         "muon", "muon", "adam"
     )
 
@@ -74,7 +74,7 @@ def test_one_tree_of_dimension_numbers_fits_every_container(container):
     pure = nnx.to_pure_dict(state)
     params = {"state": state, "pure": pure}.get(container) or container(pure)
     tree = {"up": {"kernel": Dims(0, 1), "bias": None}, "layers": None}
-    labels = omp.Matrices(weight_dimension_numbers=tree)(params).labels
+    labels = omp.Matrices(weight_dimension_numbers=tree).read(params).labels
     if container != "state":  # a label stands in the place of a Variable
         assert jax.tree.structure(labels) == jax.tree.structure(params)
     expected = {"up/kernel": "muon", "up/bias": "adam"}

@@ -84,7 +84,7 @@ def test_describe_and_labels_take_rules():
     where = omp.Matrices(RULES, AXES)
     matrices = omp.matrix_chain(omp.momentum(), where=where)
     labels = omp.partition_labels(PARAMS, where)
-    assert labels == omp.Matrices(weight_dimension_numbers=by_function())(PARAMS).labels
+    assert labels == omp.Matrices(weight_dimension_numbers=by_function()).read(PARAMS).labels
     optax.partition({"muon": matrices, "adam": optax.sgd(0.1)}, where.labels).init(PARAMS)
 
 
@@ -108,8 +108,8 @@ def test_what_is_no_rule_is_refused_when_built(rules):
 
 def test_axes_of_layers_may_be_integers_of_numpy():
     axes = {name: np.int64(axis) for name, axis in AXES.items()}
-    found = omp.Matrices(RULES, axes)(PARAMS).labels
-    assert found == omp.Matrices(RULES, AXES)(PARAMS).labels
+    found = omp.Matrices(RULES, axes).read(PARAMS).labels
+    assert found == omp.Matrices(RULES, AXES).read(PARAMS).labels
 
 
 def test_rules_next_to_per_head_are_given_to_it():

@@ -87,8 +87,8 @@ def test_labels_by_rules_that_no_link_has_are_refused():
     link = omp.normalize("row", where=other)
     with pytest.raises(ValueError, match="Two objects say which parameters are matrices"):
         omp.matrix_chain(omp.momentum(), link, where=where)
-    assert omp.matrix_chain(omp.momentum(), link).resolve is other
-    assert omp.optimizer(omp.matrix_chain(omp.momentum(), link), 0.1).resolve is other
+    assert omp.matrix_chain(omp.momentum(), link).where is other
+    assert omp.optimizer(omp.matrix_chain(omp.momentum(), link), 0.1).where is other
 
 
 def test_a_chain_is_its_links_one_after_the_other():
@@ -145,11 +145,9 @@ def test_decay_and_rate_of_a_chain():
 
 
 class EveryLeaf:
-    """A resolver for which every leaf is a matrix (in, out)."""
+    """A reader for which every leaf is a matrix (in, out)."""
 
-    dimension_numbers = sharding = None
-
-    def __call__(self, tree):
+    def read(self, tree):
         arrays, structure = jax.tree.flatten(tree)
         layouts = [MatrixLayout.of(x.shape, omp.MuonDimensionNumbers()) for x in arrays]
         pairs = enumerate(zip(arrays, layouts, strict=True))
@@ -170,7 +168,7 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
         seen.append(program)
         return run_plain(program, *where)
 
-    own = chain.matrix_chain(*links, resolve=EveryLeaf(), run=run)
+    own = chain.matrix_chain(*links, where=EveryLeaf(), run=run)
     public = omp.matrix_chain(*links)
     found, expected = (tx.update(grads, tx.init(grads))[0]["kernel"] for tx in (own, public))
     assert len(seen) == 1
@@ -230,26 +228,10 @@ def test_a_function_of_each_entry_works_on_matrices_as_they_are_stored():
     assert "transpose[" not in str(program)
 
 
-def test_fields_of_matrices_are_keywords_too():
-    params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
-    rules = [("a/", omp.MuonDimensionNumbers(1, 0))]
-
-    def update(link):
-        return link.update(params, link.init(params), params)[0]["a"]["kernel"]
-
-    wanted = update(omp.scale_by_muonplus(where=omp.Matrices(rules)))
-    links = (omp.momentum(), omp.orthogonalize(), omp.normalize(), omp.scale_by_shape())
-    for link in (omp.scale_by_muonplus(rules=rules), omp.matrix_chain(*links, rules=rules)):
-        np.testing.assert_array_equal(update(link), wanted)
-    with pytest.raises(ValueError, match="rules beside where=: give them"):
-        omp.orthogonalize(where=omp.Matrices(), rules=rules)
-
-
 @pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
-def test_fields_pass_through_injected_hyperparameters(make):
-    """``inject_hyperparams`` hands on what ``**fields`` collect under that name."""
+def test_matrices_pass_through_injected_hyperparameters(make):
     params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
-    options = {"rules": [("a/", omp.MuonDimensionNumbers(1, 0))]}
+    options = {"where": omp.Matrices([("a/", omp.MuonDimensionNumbers(1, 0))])}
     options |= {} if make is omp.scale_by_muonplus else {"learning_rate": 0.1}
 
     def update(tx):
@@ -257,5 +239,5 @@ def test_fields_pass_through_injected_hyperparameters(make):
 
     injected = update(optax.inject_hyperparams(make)(**options))
     np.testing.assert_allclose(injected, update(make(**options)), rtol=1e-5)
-    del options["rules"]
+    del options["where"]
     assert np.abs(injected - update(make(**options))).max() > 1e-3

@@ -149,7 +149,7 @@ def rule_of(
     if config.name == "adamw":
         rule = optax.adamw(rate, b1, b2, eps, weight_decay=decay, nesterov=nesterov)
         parts: dict[Any, optax.GradientTransformation] = {"muon": rule, "adam": others}
-        return optax.partition(parts, lambda params: where(params).labels)
+        return optax.partition(parts, lambda params: where.read(params).labels)
     given = {name: getattr(config, name) for name in RULES[config.name].takes}
     if given.get("compute_dtype") in ("auto", "float32"):
         given["compute_dtype"] = None
