@@ -93,9 +93,10 @@ def iterate(
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = products.padded(rounded(y, operand))
     gram = products.gram(y)
-    norm = iteration.safety_factor, iteration.preconditioning
-    scale = _scale(y, gram.astype(dtype), scaled_eps, *norm) * products.factor
-    gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
+    norm = iteration.safety_factor, iteration.preconditioning, products.scales_powers
+    scale = _scale(y, gram, scaled_eps, *norm) * products.factor
+    if not products.scales_powers:
+        gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     if steps is None:
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
         for start, stop in _segments(len(rows), iteration.restarts):
@@ -174,27 +175,34 @@ def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(itertools.pairwise((0, *restarts, steps)))
 
 
-@functools.partial(jax.jit, static_argnames=("safety_factor", "preconditioning"), inline=True)
+@functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
 def _scale(
     y: Matrices,
     gram: Square,
     eps: Scale,
     safety_factor: float,
     preconditioning: Preconditioning,
+    reads_diagonal: bool,
 ) -> Scale:
     """Returns the factor of the short side of ``y``: one number, or under aol one for each row.
 
     All norms but the spectral one are computed from the Gram matrix, which saves a pass over ``y``.
+    For the trace XLA reads the whole of it, unless ``reads_diagonal`` takes the diagonal out.
     """
+    wide = gram.astype(jnp.promote_types(gram.dtype, eps.dtype))
     if preconditioning == "spectral":
-        norm = jnp.linalg.norm(y.astype(gram.dtype), ord=2, axis=(-2, -1), keepdims=True)
+        norm = jnp.linalg.norm(y.astype(wide.dtype), ord=2, axis=(-2, -1), keepdims=True)
     elif preconditioning == "schatten":
-        norm = root(sum_of_squares(gram, (-2, -1)), degree=4)
+        norm = root(sum_of_squares(wide, (-2, -1)), degree=4)
     elif preconditioning == "aol":
-        norm = root(jnp.sum(jnp.abs(gram), axis=-1, keepdims=True))
+        norm = root(jnp.sum(jnp.abs(wide), axis=-1, keepdims=True))
     else:
-        trace = jnp.real(jnp.trace(gram, axis1=-2, axis2=-1))[..., None, None]
-        norm = root(trace)
+        if reads_diagonal:
+            diagonal = jnp.diagonal(gram, axis1=-2, axis2=-1)
+            trace = jnp.sum(diagonal, axis=-1, dtype=wide.dtype)
+        else:
+            trace = jnp.trace(wide, axis1=-2, axis2=-1)
+        norm = root(jnp.real(trace)[..., None, None])
     # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
     divisor = jnp.where(norm > 0, safety_factor * norm + eps, 1)
     return jnp.where(norm > 0, 1 / divisor, 0)

@@ -99,8 +99,24 @@ class FastPolar(MatrixFunction):
         exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
+        # Entries of y are at most 2, so that those of a third power of its Gram matrix are far from
+        # the largest number of bfloat16. Under "aol" each row has its own factor.
+        scales_powers = (
+            (platform, operand) == ("gpu", jnp.bfloat16)
+            and len(rows[0]) <= 4
+            and restarts[:1] in ((), (1,))[len(rows) > 1 :]
+            and options.preconditioning != "aol"
+        )
         made = Products(
-            left, operand, sums, factor, precision, upcast_operands, exact_squares, block
+            left,
+            operand,
+            sums,
+            factor,
+            precision,
+            upcast_operands,
+            exact_squares,
+            block,
+            scales_powers,
         )
         return Iteration(rows, restarts, safety_factor, options.preconditioning, made)
 

@@ -74,6 +74,9 @@ class Products:
       upcast_operands: whether operands are multiplied in ``dtype``.
       exact_squares: whether R^2 is not rounded for a row of three coefficients.
       block: longer sides are padded to multiples of it.
+      scales_powers: whether the Gram matrix that comes with a scale is that of the unscaled ``Y``.
+        Coefficients are then multiplied by powers of the scale, which saves a pass over the Gram
+        matrix. Its powers must be in the range of ``operand``.
     """
 
     left: bool
@@ -84,6 +87,7 @@ class Products:
     upcast_operands: bool = False
     exact_squares: bool = False
     block: int = 1
+    scales_powers: bool = False
 
     def padded(self, y: Matrices) -> Matrices:
         """Adds zeros up to sides that matrix units like, which change no other element.
@@ -129,7 +133,10 @@ class Products:
         exact = self.exact_squares and len(row) == 3
         for degree, c in enumerate(row[1:], start=1):
             power = gram if power is None else self.matmul(gram, power, exact)
-            p = p + c / self.factor ** (2 * degree) * power.astype(self.dtype)
+            c = c / self.factor ** (2 * degree)
+            if scale is not None and self.scales_powers:
+                c = c * scale ** (2 * degree)
+            p = p + c * power.astype(self.dtype)
         return self._scaled(p, scale)
 
     def segment(
@@ -143,7 +150,7 @@ class Products:
 
         Args:
           y: matrices, multiplied by ``factor`` once they were scaled.
-          gram: the Gram matrix of the scaled ``y``.
+          gram: the Gram matrix of the scaled ``y``, but see ``scales_powers``.
           rows: coefficients of the steps.
           scale: what the short side of ``y`` is to be multiplied by, if it is not yet scaled: one
             number for each matrix, or one for each row of its Gram matrix.

@@ -4,6 +4,7 @@ Products of float16 or bfloat16 operands are exact in float32, so that a CPU com
 accelerator does, but for the order of the sums.
 """
 
+import dataclasses
 import functools
 import re
 
@@ -16,6 +17,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus._core.restarts import restarts_for
+from optax_muonplus._execution.iteration import iterate
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import polar
 from tests.support.half_precision import matrix, polynomial
@@ -90,7 +92,9 @@ def test_bfloat16_gram_is_as_near_to_the_polynomial_as_plain_bfloat16(table, ste
             for form in (polar.gram, polar.plain)
         )
         exact = np.swapaxes(exact, -1, -2) if tall else exact
-        squares = [np.sum((found - exact) ** 2, axis=(0, -2, -1)) for found in (gram, plain)]
+        squares = [
+            np.sum((np.asarray(found) - exact) ** 2, axis=(0, -2, -1)) for found in (gram, plain)
+        ]
         ratios = np.sqrt(squares[0] / squares[1])
         # Both errors are sums of random numbers. Found: at most 1.06.
         assert ratios.max() < 1.1, (shape, dict(zip(SPECTRA, ratios, strict=True)))
@@ -221,6 +225,35 @@ def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
     assert results(program, "pad") == ["24x64xbf16"]
     rounded = results(program, "reduce_precision")
     assert [shape for shape in rounded if "61" in shape or "64" in shape] == ["20x61xf32"]
+
+
+def test_the_gram_matrix_is_read_by_products_and_polynomials_only_on_a_gpu():
+    """Its norm takes the diagonal, and the first polynomial has the norm in its coefficients."""
+    program = gpu_program(
+        lambda x: polar.plain(x, Orthogonalize(compute_dtype="bfloat16")), (24, 64)
+    )
+    assert results(program, "reduce_precision").count("24x24xf32") == 5  # the polynomials
+    assert results(program, "gather") == ["24xbf16"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_iteration_of_a_gpu_is_as_near_to_the_polynomial(table):
+    """Its operations in its order; products are exact in float32, where a CPU can make them."""
+    options = Orthogonalize(table, TABLES[table], compute_dtype="bfloat16")
+    scales = jnp.geomspace(1, 2, 8, endpoint=False)[:, None, None, None]
+    for shape in ((64, 64), (64, 192)):
+        xs = jnp.stack([matrix(spectrum, *shape) for spectrum in SPECTRA])
+        exact = np.stack([polynomial(x, table, TABLES[table]) for x in xs])
+        squares = []
+        for platform in ("gpu", "cpu"):
+            iteration = FastPolar(options).iteration(platform, shape, jnp.float32)
+            products = dataclasses.replace(iteration.products, upcast_operands=True)
+            found = jax.jit(iterate, static_argnums=(2, 3))(
+                scales * xs[None], 0.0, None, dataclasses.replace(iteration, products=products)
+            )
+            squares.append(np.sum((np.asarray(found) - exact) ** 2, axis=(0, -2, -1)))
+        # Found: at most 1.03.
+        assert np.sqrt(squares[0] / squares[1]).max() < 1.1, shape
 
 
 def test_stacks_are_copied_in_half_precision_on_a_gpu():
