@@ -210,6 +210,11 @@ def results(program, operation):
     return [re.findall(r"tensor<([^>]*)>", line)[-1] for line in lines]
 
 
+def stacks(program):
+    """Arrays that are joined of others, but for the indices of a diagonal."""
+    return [array for array in results(program, "concatenate") if "xi32" not in array]
+
+
 @pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
 def test_products_leave_in_half_precision_on_a_gpu(dtype, name):
     program = gpu_program(lambda x: polar.plain(x, Orthogonalize(compute_dtype=dtype)), (24, 64))
@@ -265,7 +270,7 @@ def test_stacks_are_copied_in_half_precision_on_a_gpu():
         return tx.update(grads, tx.init(grads))[0]
 
     program = gpu_program(update, *[(64, 24)] * 3)
-    assert results(program, "concatenate") == ["3x64x24xbf16"]
+    assert stacks(program) == ["3x64x24xbf16"]
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -279,7 +284,7 @@ def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
     both = ["tensor<1x64x24xbf16>"] * (2 if nesterov else 1)  # momentum, and the gradient
     found = [re.findall(r"tensor<1x64x24x\w+>", line) for line in kept]
     assert [arrays for arrays in found if arrays] == [both] * 3
-    assert results(program, "concatenate") == ["3x64x24xbf16"]
+    assert stacks(program) == ["3x64x24xbf16"]
 
 
 def test_no_half_precision_gram_matrix_overflows():
