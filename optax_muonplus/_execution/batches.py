@@ -28,6 +28,9 @@ class MatrixBatch(NamedTuple):
     transposed: bool  # they are stored as (batch, in, out)
     dtype: Any  # matrices have it when functions get them
     result_dtype: Any
+    # The largest absolute value of each row, (batch, rows, 1), where it is known before the
+    # matrices are loaded.
+    largest: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -80,16 +80,23 @@ def iterate(
     eps: ArrayLike,
     steps: jax.Array | None,
     iteration: Iteration,
+    largest: Scale | None = None,
 ) -> Matrices:
     """Runs an iteration, with ``eps`` added to the norm that divides.
 
-    A traced number of ``steps`` needs a restart at each; None is one step for each row.
+    A traced number of ``steps`` needs a restart at each; None is one step for each row. The
+    ``largest`` absolute values of matrices are found in a pass over ``x`` if they are not known.
     """
     rows, products = iteration.rows, iteration.products
     operand, dtype = products.operand, products.dtype
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
     y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
-    y, magnitude = _in_range(y.astype(dtype), operand)
+    y = y.astype(dtype)
+    if largest is None:
+        y, magnitude = _in_range(y, operand)
+    else:
+        size = largest.astype(jnp.finfo(dtype).dtype)
+        y, magnitude = divide_by_pow2(y, size.reshape(*y.shape[:-2], 1, 1))
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = products.padded(rounded(y, operand))
     gram = products.gram(y)
@@ -124,9 +131,10 @@ def iterate_on_its_platform(
     eps: ArrayLike,
     steps: jax.Array | None,
     iterations: tuple[Iteration, ...],
+    largest: Scale | None = None,
 ) -> Matrices:
     """Runs the only iteration, or the one of the platform: they are those of ``PLATFORMS``."""
-    works = {one: functools.partial(iterate, iteration=one) for one in iterations}
+    works = {one: functools.partial(iterate, iteration=one, largest=largest) for one in iterations}
     if len(works) == 1:
         return works[iterations[0]](x, eps, steps)
     cpu, tpu, gpu = (works[one] for one in iterations)

@@ -52,17 +52,24 @@ class FastPolar(MatrixFunction):
     Attributes:
       options: what is computed.
       platform: which the products are written for; None is the one that the program is lowered for.
+      largest: the largest absolute values of the matrices, ``(batch, 1, 1)``; None if not known.
     """
 
     options: Orthogonalize
     platform: Platform | None = static(default=None)
+    largest: jax.Array | None = None
 
     def __call__(self, x: Matrices) -> Matrices:
         platforms = PLATFORMS if self.platform is None else (self.platform,)
         iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
         options = self.options
         steps = options.ns_steps if isinstance(options.ns_steps, jax.core.Tracer) else None
-        return iterate_on_its_platform(x, options.eps, steps, iterations)
+        return iterate_on_its_platform(x, options.eps, steps, iterations, self.largest)
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether it can be told the largest values: float16 needs the norm of matrices too."""
+        return self.options.compute_dtype == jnp.bfloat16 and self.transpose_equivariant
 
     @property
     def transpose_equivariant(self) -> bool:

@@ -20,6 +20,7 @@ This was seen in programs that XLA compiled for an H100 and a v5e. Stacks were r
 ``benchmarks/README.md``, "On a GPU".
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution import products
 from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
 from optax_muonplus._execution.loops import concatenated, map_slices
+from optax_muonplus._execution.polar import FastPolar
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
@@ -65,7 +67,14 @@ def _rounded_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
     """
     narrow = batch.rounded_early(program)
     if narrow.operand.compute is not None:
-        return narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
+        kept = narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
+        first = program.functions[0]
+        if not (isinstance(first, FastPolar) and first.takes_largest):
+            return kept
+        # XLA finds it in the pass that writes the momentum; later it would be a pass of its own.
+        # The largest of its rows is found for a whole stack, in place of a kernel for each leaf.
+        size = jnp.abs(batch.operand.load())
+        return kept._replace(largest=jnp.max(size, -1, keepdims=True, initial=0))
     if narrow.operand.dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
         return narrow
     return narrow.of((jax.lax.optimization_barrier(narrow.operand.load()),))
@@ -83,16 +92,19 @@ def _slice_size(batch: MatrixBatch) -> int:
 
 def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
     """Applies ``program`` to a parameter of many layers or experts, slice by slice."""
+    known = () if batch.largest is None else (batch.largest,)
+    arrays = (*batch.operand.arrays, *known)
 
     def work(*arrays: jax.Array) -> jax.Array:
-        return _in_stacks(program, [batch.of(arrays)])[0]
+        one = batch.of(arrays[: len(arrays) - len(known)])
+        return _in_stacks(program, [one._replace(largest=arrays[-1] if known else None)])[0]
 
     length = batch.shape[0]
     whole = length // size * size
-    y = map_slices(work, batch.operand.map(lambda x: x[:whole]).arrays, size)
+    y = map_slices(work, tuple(x[:whole] for x in arrays), size)
     if whole == length:
         return y
-    return jnp.concatenate([y, work(*batch.operand.map(lambda x: x[whole:]).arrays)])
+    return jnp.concatenate([y, work(*(x[whole:] for x in arrays))])
 
 
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -106,10 +118,22 @@ def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
             parts = [batches[i] for i in chunk]
             upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.operand.load() for x in parts])
-            stack = _at_once(program, array, parts[0], upright)
+            largest = [x.largest for x in parts if x.largest is not None]
+            known = _with_largest(program, largest) if len(largest) == len(parts) else program
+            stack = _at_once(known, array, parts[0], upright)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [results[i] for i in range(len(batches))]
+
+
+def _with_largest(program: Program, largest: Sequence[jax.Array]) -> Program:
+    """Tells the polar factor, the first function, the largest values of a stack's matrices."""
+    of_matrices = jnp.max(jnp.concatenate(largest), axis=-2, keepdims=True)
+    polar_factor = program.functions[0].replace(largest=of_matrices)
+    functions, transposed = (
+        (polar_factor, *others[1:]) for others in (program.functions, program.transposed)
+    )
+    return dataclasses.replace(program, functions=functions, transposed=transposed)
 
 
 def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:

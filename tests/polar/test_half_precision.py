@@ -211,8 +211,9 @@ def results(program, operation):
 
 
 def stacks(program):
-    """Arrays that are joined of others, but for the indices of a diagonal."""
-    return [array for array in results(program, "concatenate") if "xi32" not in array]
+    """Arrays that are joined of matrices, not of indices or of one number for each row."""
+    joined = results(program, "concatenate")
+    return [array for array in joined if "xi32" not in array and "x1x" not in array]
 
 
 @pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
@@ -285,6 +286,24 @@ def test_stacks_are_read_from_stored_momentum_on_a_gpu(nesterov):
     found = [re.findall(r"tensor<1x64x24x\w+>", line) for line in kept]
     assert [arrays for arrays in found if arrays] == [both] * 3
     assert stacks(program) == ["3x64x24xbf16"]
+
+
+def test_largest_values_are_found_where_the_momentum_is_made_on_a_gpu():
+    """Row by row in the pass that writes it; of a whole stack, a pass would read it once more."""
+    tree = {f"layer_{i}": {"kernel": jnp.zeros((64, 24), jnp.bfloat16)} for i in range(3)}
+    tx = omp.scale_by_muonplus(compute_dtype="bfloat16", norm="none")
+    program = jax.export.export(jax.jit(tx.update), platforms=["cuda"])(tree, tx.init(tree))
+    lines = re.findall(r"stablehlo.reduce\(.*stablehlo.maximum.*", program.mlir_module())
+    found = [re.search(r"\(tensor<([^>]*)>", line)[1] for line in lines]
+    assert found == [*["1x64x24xf32"] * 3, "3x64x1xf32"]
+
+
+def test_largest_values_that_are_known_change_nothing():
+    x = jnp.stack([matrix("gaussian"), 1e-30 * matrix("log"), 1e30 * matrix("rank 10")])
+    x = x.astype(jnp.bfloat16)
+    known = jnp.max(jnp.abs(x), (-2, -1), keepdims=True)
+    factor = FastPolar(Orthogonalize(compute_dtype="bfloat16"))
+    np.testing.assert_array_equal(jax.jit(factor)(x), jax.jit(factor.replace(largest=known))(x))
 
 
 def test_no_half_precision_gram_matrix_overflows():
