@@ -1,4 +1,4 @@
-"""Muon+ in Keras 3 on JAX: ``model.compile(optimizer=keras_optimizer(...))``.
+"""Muon+ in Keras 3 on JAX: ``model.compile(optimizer=OptaxOptimizer(...))``.
 
 ``keras_optimizer.py`` beside this file is the one to copy.
 
@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 import optax_muonplus as omp
-from examples.hosts.keras_optimizer import keras_optimizer
+from examples.hosts.keras_optimizer import OptaxOptimizer
 
 VOCABULARY, WIDTH, LENGTH, HEADS = 64, 32, 16, 2
 
@@ -60,7 +60,7 @@ def train(optimizer, epochs=3):
 
 def muonplus(rate=0.02):
     """What a user adds."""
-    return keras_optimizer(
+    return OptaxOptimizer(
         lambda rate: omp.muonplus(rate, adam_learning_rate=0.25 * rate), learning_rate=rate
     )
 

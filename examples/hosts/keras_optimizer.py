@@ -1,21 +1,18 @@
 """Any Optax transformation as an optimizer of Keras 3 on JAX: a file to copy."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import optax
 
 
-def keras_optimizer(
-    transformation: Callable[[Any], optax.GradientTransformation],
-    learning_rate: Any,
-    **options: Any,
-) -> Any:
-    """Makes an optimizer for ``model.compile`` of any Optax transformation.
+@keras.saving.register_keras_serializable(package="optax_muonplus")
+class OptaxOptimizer(keras.optimizers.Optimizer):
+    """An optimizer for ``model.compile``, of any Optax transformation.
 
     ``optimizer.learning_rate`` is Keras' own, so that its callbacks and schedules work: in each
     step ``transformation`` is called with the rate of that step. Its parameters are a dict from
@@ -25,7 +22,8 @@ def keras_optimizer(
 
     The state is kept in variables of Keras: ``model.save_weights`` has it, and a momentum is laid
     out over devices as its parameter is. Functions are not saved, so ``keras.saving.load_model``
-    needs ``compile=False``: compile again, and load the weights to keep the state.
+    needs ``compile=False``: compile again, and load the weights to keep the state. Variables
+    without a gradient in a step are left as they are; their momentum decays.
 
     Args:
       transformation: a function of the learning rate, such as ``omp.muonplus`` or
@@ -35,48 +33,17 @@ def keras_optimizer(
         ``gradient_accumulation_steps``, ``loss_scale_factor``, ``weight_decay``, ``name``. A decay
         given here reaches all variables, and one of the transformation those that it names.
 
-    Returns:
-      A ``keras.optimizers.Optimizer``. Variables without a gradient in a step are left as they are;
-      their momentum decays.
-
     Raises:
-      TypeError: if ``transformation`` is not a function of the learning rate.
-      RuntimeError: if Keras does not run on JAX.
       ValueError: when it is built, if two variables have the same path.
     """
-    if not callable(transformation):
-        raise TypeError(
-            "transformation has to be a function of the learning rate, as omp.muonplus is, or"
-            f" lambda rate: omp.muonplus(rate, ...). Given was {type(transformation).__name__}."
-        )
-    return _optimizer_class()(transformation, learning_rate, **options)
 
-
-@functools.cache
-def _optimizer_class() -> Any:
-    """Makes the class when it is first needed, because Keras is imported by then."""
-    import keras
-
-    if (backend := keras.backend.backend()) != "jax":
-        raise RuntimeError(
-            f"Keras runs on {backend}, and Optax needs JAX: set KERAS_BACKEND=jax in the"
-            " environment before Keras is imported."
-        )
-    made = type("OptaxOptimizer", (_OptaxOptimizer, keras.optimizers.Optimizer), {})
-    return keras.saving.register_keras_serializable(package="optax_muonplus")(made)
-
-
-class _OptaxOptimizer:
-    """The part of the optimizer's class that is not in ``keras.optimizers.Optimizer``."""
-
-    # Keras' own attributes; Keras is not there when types are checked.
-    built: bool
-    assign: Any
-    add_variable: Any
-    _trainable_variables: list[Any]
-
-    def __init__(self, transformation: Any, learning_rate: Any, **options: Any):
-        super().__init__(learning_rate=learning_rate, **options)  # ty: ignore[unknown-argument]
+    def __init__(
+        self,
+        transformation: Callable[[Any], optax.GradientTransformation],
+        learning_rate: Any,
+        **options: Any,
+    ):
+        super().__init__(learning_rate=learning_rate, **options)
         self._transformation = transformation
 
     def build(self, variables: list[Any]) -> None:
@@ -95,15 +62,13 @@ class _OptaxOptimizer:
 
         They are not kept: Keras would take them for the optimizer's own, and donate them twice.
         """
-        variables = [
-            variable
-            for variable in self._trainable_variables
-            if not getattr(variable, "overwrite_with_gradient", False)
-        ]
-        paths = [variable.path for variable in variables]
-        if twice := sorted({path for path in paths if paths.count(path) > 1}):
-            raise ValueError(f"Give the layers of these variables names of their own: {twice}")
-        return dict(zip(paths, variables, strict=True))
+        found: dict[str, Any] = {}
+        for variable in self._trainable_variables:
+            if variable.path in found:
+                raise ValueError(f"Give the layers of {variable.path!r} names of their own")
+            if not getattr(variable, "overwrite_with_gradient", False):
+                found[variable.path] = variable
+        return found
 
     def _state_variable(self, path: Any, leaf: Any, sources: dict[str, Any]) -> Any:
         """Makes a variable that is laid out as the parameter that it belongs to, if any."""
@@ -139,7 +104,6 @@ class _OptaxOptimizer:
     def from_config(cls, config: Any) -> Any:
         """Raises ValueError, because the function is not in the configuration."""
         raise ValueError(
-            "An Optax transformation is not saved with a model: load it with compile=False,"
-            " compile it with keras_optimizer(...), and call model.load_weights"
-            " to have the state of the optimizer too."
+            "An Optax transformation is not saved with a model: load it with compile=False, compile"
+            " it with OptaxOptimizer(...), and call model.load_weights to have its state too."
         )

@@ -22,7 +22,7 @@ from examples.hosts import haliax_axes
 @OptimizerConfig.register_subclass("muonplus")
 @dataclasses.dataclass(frozen=True)
 class MuonPlusConfig(OptimizerConfig):
-    r"""Muon+ with Levanter's schedules, gradient clipping and weight-decay mask.
+    """Muon+ with Levanter's schedules, gradient clipping and weight-decay mask.
 
     Arguments of Levanter's own Muon have their names there: the schedule (``warmup``, ``decay``,
     ``lr_schedule``, ``min_lr_ratio``, ...) applies to both rates, and ``weight_decay_modules`` and
@@ -36,21 +36,13 @@ class MuonPlusConfig(OptimizerConfig):
       weight_decay: decoupled, of the matrices, multiplied by their rate.
       adam_weight_decay: of everything else, multiplied by its rate; None means ``weight_decay``.
       momentum: decay of the momentum.
-      nesterov: whether the momentum looks one step ahead.
       max_grad_norm: all gradients together are clipped to it; None means that they are not.
       backend_steps: Newton-Schulz steps.
       muon_epsilon: added to the norm that divides the momentum before the iteration.
       beta1: AdamW's first decay.
       beta2: AdamW's second decay.
       epsilon: AdamW's epsilon.
-      adam_nesterov: whether AdamW looks one step ahead too.
-      norm: ``"none"`` (Muon), ``"col_row"`` or another word of ``muonplus``.
-      match_frobenius: rescales the normalized matrix to the Frobenius norm it had before.
-      shape_scale: ``"spectral"``, ``"max"`` or ``"none"``.
-      consistent_rms: in place of ``shape_scale``, the root mean square of every update.
-      ns_coeffs: name of the table of coefficients.
-      polar: ``"auto"``, ``"newton_schulz"``, ``"gram"`` or ``"svd"``.
-      mu_dtype: dtype of the momentum; None means the parameters'.
+      norm: ``"row_col"``, ``"none"`` (Muon) or another word of ``muonplus``.
       compute_dtype: dtype of the matrix products, such as ``bfloat16``; None means the momentum's.
       rules: as in ``muonplus``; in YAML only to AdamW, ``[[pattern, null]]``.
       layer_axes: as there. Haliax's own stacks need none.
@@ -68,14 +60,9 @@ class MuonPlusConfig(OptimizerConfig):
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
-    adam_nesterov: bool = True
-    norm: omp.matrices.Norm = "col_row"
-    match_frobenius: bool = False
-    shape_scale: omp.matrices.ShapeScale = "spectral"
-    consistent_rms: float | None = None
-    ns_coeffs: str = "jordan"
-    polar: omp.polar.Polar = "auto"
-    mu_dtype: str | None = None
+    norm: omp.matrices.Norm = "row_col"
+    match_frobenius: bool = True
+    shape_scale: omp.matrices.ShapeScale = "max"
     compute_dtype: str | None = None
     rules: tuple[Any, ...] = ()
     layer_axes: dict[str, int] | None = None
@@ -89,29 +76,19 @@ class MuonPlusConfig(OptimizerConfig):
 
     def _chain(self, learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
         links = [optax.clip_by_global_norm(self.max_grad_norm)] if self.max_grad_norm else []
+        others = optax.nadamw(adam_lr, self.beta1, self.beta2, self.epsilon, weight_decay=0.0)
         links.append(
             omp.muonplus(
                 learning_rate,
-                self.ns_coeffs,
-                self.backend_steps,
-                self.momentum,
-                self.muon_epsilon,
-                mu_dtype=self.mu_dtype,
+                ns_steps=self.backend_steps,
+                beta=self.momentum,
+                eps=self.muon_epsilon,
                 norm=self.norm,
                 match_frobenius=self.match_frobenius,
                 shape_scale=self.shape_scale,
-                consistent_rms=self.consistent_rms,
                 nesterov=self.nesterov,
-                polar=self.polar,
                 compute_dtype=self.compute_dtype,
-                others=optax.adamw(
-                    adam_lr,
-                    self.beta1,
-                    self.beta2,
-                    self.epsilon,
-                    weight_decay=0.0,
-                    nesterov=self.adam_nesterov,
-                ),
+                others=others,
                 sharding=_by_names_of_axes,
                 muon_weight_dimension_numbers=self._dimension_numbers,
             )
