@@ -110,13 +110,10 @@ def mirrored(path: Path, params: Container[Path]) -> Path | None:
 
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     entries = _spec_entries(given.spec, len(shape))
-    pairs = zip(shape, entries, strict=True)
-    kept = (x if n % _shards(given.mesh, x) == 0 else () for n, x in pairs)
-    return as_named(LeafSharding(given.mesh, tuple(kept)))
-
-
-def _shards(mesh: Mesh | AbstractMesh, names: Sequence[str]) -> int:
-    return math.prod(mesh.shape[name] for name in names)
+    shards = (math.prod(given.mesh.shape[name] for name in names) for names in entries)
+    rows = zip(shape, entries, shards, strict=True)
+    kept = tuple(names if size % count == 0 else () for size, names, count in rows)
+    return as_named(LeafSharding(given.mesh, kept))
 
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
@@ -156,10 +153,7 @@ def leaf_sharding(
     sizes = typed.mesh.shape
     varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
     explicit = axes_of_type(typed.mesh, AxisType.Explicit)
-    source = given or concrete_sharding(x)
-    if given is not None:
-        _check_against_type(given, typed, explicit, np.ndim(x))
-    elif varying and layout is not None:
+    if given is None and varying and layout is not None:
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
             " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
@@ -168,27 +162,13 @@ def leaf_sharding(
             f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
             " experts, is cut, P() if none is"
         )
-    elif source is None and explicit:
-        auto = axes_of_type(typed.mesh, AxisType.Auto)
-        if unknown := ", ".join(name for name in auto if sizes[name] > 1):
-            raise ValueError(
-                f"its type says {typed.spec}, but nothing about {unknown}, which are Auto next to"
-                " Explicit axes. Pass sharding=, or make all axes of the mesh Explicit"
-            )
-        source = typed
-    if mapped and not typed.is_fully_replicated:
-        names = ", ".join(mapped)
-        raise ValueError(
-            f"its type says {typed.spec} in a jax.vmap over members along {names}, where JAX has no"
-            f" jax.shard_map; put jax.shard_map over {names} around the jax.vmap, or make the axes"
-            " of the mesh Auto"
-        )
+    source = given or concrete_sharding(x) or (typed if explicit else None)
     if source is None or mapped:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
     spec = _check_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
-    on_one_device = _shards(mesh, usable_axes(mesh)) == 1
+    on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
 
 
@@ -229,44 +209,14 @@ def _check_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:
     """Checks the mesh axes of each axis, and leaves out those that ``jax.shard_map`` has taken."""
-    if len(spec) > len(shape):
-        raise ValueError(f"{spec} has more entries than the shape {shape} has axes")
-    if PartitionSpec.UNCONSTRAINED in spec:
-        raise ValueError(f"{spec} leaves an axis unconstrained; say how it is sharded")
-    entries = _spec_entries(spec, len(shape))
-    usable = usable_axes(mesh)
+    entries, usable = _spec_entries(spec, len(shape)), usable_axes(mesh)
     if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
         raise ValueError(
             f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
             " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
         )
-    entries = [tuple(name for name in names if name in usable) for names in entries]
-    explicit = axes_of_type(mesh, AxisType.Explicit)
-    for size, names in zip(shape, entries, strict=True):
-        if [name in explicit for name in names] != sorted(n in explicit for n in names)[::-1]:
-            raise ValueError(
-                f"{spec} cuts an axis along an Auto mesh axis first and an Explicit one then, which"
-                " jax drops in the next operation; name the Explicit one first"
-            )
-        if size % (shards := _shards(mesh, names)):
-            raise ValueError(f"{spec} cuts an axis of {shape}, of size {size}, into {shards}")
-    return tuple(entries)
-
-
-def _check_against_type(
-    given: NamedSharding, typed: NamedSharding, explicit: Sequence[str], ndim: int
-) -> None:
-    """Raises ValueError unless ``given`` says of Explicit axes what the array's type says."""
-    if typed.mesh.empty:
-        return
-    if dict(given.mesh.shape) != dict(typed.mesh.shape):
-        raise ValueError(f"sharding= is on {given.mesh}, the array on {typed.mesh}")
-    ours, types = (
-        [[name for name in names if name in explicit] for names in _spec_entries(spec, ndim)]
-        for spec in (given.spec, typed.spec)
-    )
-    if ours != types:
-        raise ValueError(
-            f"sharding= says {given.spec}, the array's type {typed.spec}. On Explicit axes leave"
-            " sharding= out"
-        )
+    entries = tuple(tuple(name for name in names if name in usable) for names in entries)
+    shards = [math.prod(mesh.shape[name] for name in names) for names in entries]
+    if len(entries) > len(shape) or any(n % k for n, k in zip(shape, shards, strict=True)):
+        raise ValueError(f"{spec} cuts the shape {shape} into {shards}, which do not divide it")
+    return entries
