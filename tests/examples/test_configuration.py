@@ -84,12 +84,11 @@ def test_the_default_run_can_be_exported_and_reads_paths_where_they_are_given(te
     default = parse()
     check_expressible(default.model)
     assert default.optimizer == RunConfig().optimizer and default.data.source == "documentation"
-    quiet = lambda line: None  # noqa: E731
-    prose = corpus.read(default.data, quiet)
+    prose = corpus.read(default.data)
     assert sum(map(len, prose)) > 500_000 and len(set(prose)) == len(prose)
-    own = corpus.read(parse("--data.paths", str(text)).data, quiet)
+    own = corpus.read(parse("--data.paths", str(text)).data)
     assert "".join(sorted(own)) == "".join(
-        sorted(corpus.read(parse("gpt-micro", "--data.paths", str(text)).data, quiet))
+        sorted(corpus.read(parse("gpt-micro", "--data.paths", str(text)).data))
     )
 
 

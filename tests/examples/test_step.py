@@ -9,8 +9,7 @@ import optax
 import pytest
 from tokenizers import Tokenizer, models
 
-from examples.trainer.data.token_files import Meta, Tokens
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset, Tokens
 from examples.trainer.models.layers import ONE_DEVICE, Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
@@ -69,7 +68,7 @@ def of_logits(logits, targets):
 
 def evaluation(**changes):
     """Of a model for which all tokens are alike, and the inputs that it was given."""
-    tokens = Tokens(np.arange(200), Meta(200, bytes=800, sha256=""))
+    tokens = Tokens(np.arange(200), bytes=800, sha256="")
     config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3, **changes)
     seen = []
 

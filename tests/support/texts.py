@@ -1,11 +1,11 @@
-"""One text as prepared folders and .bin files have it."""
+"""Texts as FineWeb and .bin files have them."""
 
-import json
+import sys
+import types
 from pathlib import Path
 
 import numpy as np
 
-from examples import data
 from examples.trainer.data import tokenizer
 
 
@@ -21,15 +21,6 @@ def make_tokenizer(path: Path) -> Path:
     return path
 
 
-def prepared(folder: Path, words: Path, seed: int) -> Path:
-    """A folder of `examples.data prepare`."""
-    rows = folder.with_suffix(".jsonl")
-    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents(seed)))
-    given = ["--out", folder, "--paths", rows, "--tokenizer", words, "--val-fraction", "0.3"]
-    assert data.main(["prepare", *map(str, given)]) == 0
-    return folder
-
-
 def bins(folder: Path, words: Path, seed: int) -> Path:
     """A folder of .bin files, without headers."""
     folder.mkdir()
@@ -38,3 +29,26 @@ def bins(folder: Path, words: Path, seed: int) -> Path:
         ids = [i for _, own in tokenizer.encode(made, texts) for i in own]
         np.asarray(ids, "<u2").tofile(folder / f"{split}.bin")
     return folder
+
+
+class Stream:
+    """As much of a `datasets.IterableDataset` as is used; ends with an error after `until` rows."""
+
+    def __init__(self, rows: list[str], until: int | None, skipped: int = 0):
+        self.rows, self.until, self.skipped = rows, until, skipped
+
+    def skip(self, n: int) -> "Stream":
+        return Stream(self.rows, self.until, n)
+
+    def __iter__(self):
+        for i, text in enumerate(self.rows):
+            if i == self.until:
+                raise ConnectionError("the line was cut")
+            if i >= self.skipped:
+                yield {"text": text, "id": i}
+
+
+def serve(monkeypatch, rows: list[str], until: int | None = None) -> None:
+    """Lets the package `datasets` give these rows, whatever it is asked for."""
+    package = types.SimpleNamespace(load_dataset=lambda *_, **__: Stream(rows, until))
+    monkeypatch.setitem(sys.modules, "datasets", package)

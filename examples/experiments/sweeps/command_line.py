@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from examples.experiments.sweeps.grid import VARIED, Grid
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig

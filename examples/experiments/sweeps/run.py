@@ -23,7 +23,7 @@ from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
 from examples.experiments.sweeps.results import table
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.launch import check_config, keep_compiled_programs

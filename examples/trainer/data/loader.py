@@ -30,8 +30,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from examples.trainer.data.token_files import Slices
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset, Slices
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 
@@ -97,26 +96,18 @@ class Loader:
 
         `rows` are the rows of the batch that this process needs; None for all of them.
         """
-        read = self.read(positions(step, self.batch_size, rows))
-        return read[:, :-1], read[:, 1:]
-
-    def epochs(self, steps: int) -> float:
-        """How often the text is read in so many steps."""
-        return steps * self.batch_size / self.n_windows
-
-    def read(self, places: np.ndarray) -> np.ndarray:
-        """The windows (n, context + 1) at places (n,) of the sequence of all epochs."""
-        return np.stack([self.window(i) for i in self.indices(places)]).astype(np.int32)
+        starts = self.indices(positions(step, self.batch_size, rows)) * self.context
+        found = np.stack([self.ids[start : start + self.context + 1] for start in starts.tolist()])
+        return found[:, :-1].astype(np.int32), found[:, 1:].astype(np.int32)
 
     def indices(self, places: np.ndarray) -> np.ndarray:
         """Which windows of the text are at places (n,) of the sequence of all epochs."""
         epochs, indices = np.divmod(places, self.n_windows)
         return feistel(indices, self.n_windows, self.seed, epochs)
 
-    def window(self, index: int) -> np.ndarray:
-        """The `index`-th window of the text, its last target included."""
-        start = int(index) * self.context
-        return self.ids[start : start + self.context + 1]
+    def epochs(self, steps: int) -> float:
+        """How often the text is read in so many steps."""
+        return steps * self.batch_size / self.n_windows
 
 
 def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
@@ -160,14 +151,11 @@ def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax
     # Devices with the same rows, such as those along `tensor`, share one read.
     needed = set(map(rows, sharding.addressable_devices_indices_map(shape).values()))
     read = {part: loader.batch(step, part) for part in needed}
-
-    def put(which: int) -> jax.Array:
-        def part(index: Index) -> np.ndarray:
-            return read[rows(index)][which]
-
-        return jax.make_array_from_callback(shape, sharding, part)
-
-    return put(0), put(1)
+    inputs, targets = (
+        jax.make_array_from_callback(shape, sharding, lambda index, i=i: read[rows(index)][i])
+        for i in (0, 1)
+    )
+    return inputs, targets
 
 
 Batch = TypeVar("Batch")

@@ -1,198 +1,248 @@
 """Turns a text into tokens once; later runs find them in the cache.
 
-Many files may be prepared in a folder: it has `tokenizer.json`, and for each file a folder in
-`parts` with its tokens. When all are complete, `parts.json` names them, and `--data.source prepared
---data.paths FOLDER` reads them.
+A folder of the cache has the tokenizer, `.bin` files of both splits, and `index.json`, which is
+written after each pair of files, so that who continues an interrupted stream knows how many
+documents are on the disk. It says when the text is complete, and no other text is read.
 """
 
 import contextlib
 import hashlib
 import json
-import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import Field
+import numpy as np
+from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
-from examples.trainer.data import bin_files, corpus, fineweb, token_folder, tokenizer
-from examples.trainer.data.token_folder import Dataset, Writer, cache_folder
+from examples.trainer.data import corpus, token_files, tokenizer
+from examples.trainer.data.token_files import Dataset, Tokens
 from examples.trainer.settings.data import DataConfig
-from examples.trainer.settings.validation import STRICT
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system import files
+from examples.trainer.system.errors import DamagedFileError, UserError, load_package
 from examples.trainer.system.files import write_atomically
 
+Say = Callable[[str], None]
+INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
+SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted stream loses
+HASHED_BYTES = 2**28  # of larger splits only the sizes of files are compared
+REMEDY = "A folder of the cache is made again after it was deleted."
+# 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
+FINEWEB = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
 
-def prepare(config: DataConfig, say: Callable[[str], None]) -> Dataset:
+
+def prepare(config: DataConfig, say: Say) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there."""
-    found = open_text(config, say)
-    if config.end_token and (has := tokenizer.end_of(found.tokenizer)[0]) != config.end_token:
-        raise UserError(
-            f"--data.end-token {config.end_token}: the tokens of this text were made with {has}:"
-            " leave the flag out, or prepare the text again, with --data.tokenizer and this flag."
-        )
-    return found
-
-
-def open_text(config: DataConfig, say: Callable[[str], None]) -> Dataset:
-    """The same, before its token between documents is compared with the one that was asked for."""
-    if config.source in ("files", "documentation"):
-        return prepare_files(config, say)
     if config.source == "bin":
-        words = token_folder.named_tokenizer(config.tokenizer or "gpt2", config.end_token)
-        return bin_files.prepare(config, words)
-    if config.source == "prepared" and len(config.paths) == 1:
-        return token_folder.open_parts(Path(config.paths[0]))
-    if config.source == "fineweb" and not config.paths:
-        return fineweb.prepare(config, say)
-    wanted = "no" if config.source == "fineweb" else "the one folder as"
-    raise UserError(f"--data.source {config.source}: give {wanted} --data.paths.")
+        words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
+        return token_files.read_bins(config.paths, words)
+    if config.source == "fineweb":
+        return prepare_fineweb(config, say)
+    return prepare_files(config, say)
 
 
-def prepare_files(config: DataConfig, say: Callable[[str], None]) -> Dataset:
-    documents = corpus.read(config, say)
-    given = None
-    if config.tokenizer:
-        given = token_folder.named_tokenizer(config.tokenizer, config.end_token)
-    folder = cache_folder() / cache_key(config, documents, given)
-    with contextlib.suppress(DamagedFileError):
-        if token_folder.is_complete(folder):
-            return token_folder.open_folder(folder)
-    with token_folder.writing_alone(folder, say):
-        if token_folder.is_complete(folder):
-            try:
-                return token_folder.open_folder(folder)
-            except DamagedFileError as error:
-                say(f"{error} Making it again.")
-        fill(folder, config, documents, given, say)
-    return token_folder.open_folder(folder)
-
-
-def cache_key(config: DataConfig, documents: list[str], given: Tokenizer | None) -> str:
-    """The name of the folder that `fill` would write."""
+def prepare_files(config: DataConfig, say: Say) -> Dataset:
+    """The text of files, which is tokenized again if its folder is damaged."""
+    documents = corpus.read(config)
+    given = tokenizer.named(config.tokenizer, config.end_token) if config.tokenizer else None
     made_by = corpus.digest(given.to_str()) if given else config.vocab_size
-    hasher = hashlib.sha256(f"{token_folder.FORMAT} {made_by} {config.val_fraction}".encode())
-    for document in documents:
-        hasher.update(corpus.digest(document).encode())
-    return hasher.hexdigest()[:16]
+    content = [f"{made_by} {config.val_fraction}", *map(corpus.digest, documents)]
+    folder = cache_folder() / f"text-{hash_of(''.join(content).encode())[:16]}"
+    with writing(folder, say):
+        try:
+            if (index := read_index(folder)) and index.complete:
+                return open_folder(folder, index)
+        except (DamagedFileError, OSError) as error:
+            say(f"{error} This one is made again now.")
+        train, val = corpus.split(documents, config.val_fraction)
+        size = sum(len(document.encode()) for document in documents)
+        say(f"tokenizing {size / 1e6:.1f} MB of text, once, into {folder} ...")
+        made = given or tokenizer.ready(tokenizer.train(train, config.vocab_size), config.end_token)
+        (folder / INDEX).unlink(missing_ok=True)
+        write_atomically(folder / TOKENIZER, made.to_str().encode())
+        writer = Writer(folder, say)
+        writer.fill(train, lambda text: "train")
+        writer.fill(val, lambda text: "val")
+        return writer.finish()
 
 
-def fill(
-    folder: Path,
-    config: DataConfig,
-    documents: list[str],
-    given: Tokenizer | None,
-    say: Callable[[str], None],
-) -> None:
-    """Trains a tokenizer if none is given, and writes all files of a cache folder."""
-    start = time.monotonic()
-    train, val = corpus.split(documents, config.val_fraction)
-    size = sum(len(document.encode()) for document in documents)
-    say(f"tokenizing {size / 1e6:.1f} MB of text, which is done once ...")
-    (folder / token_folder.INDEX).unlink(missing_ok=True)  # of files that are damaged
-    made = given or tokenizer.train(train, config.vocab_size)
-    token_folder.keep_tokenizer(folder, made)
-    writer = Writer(folder)
-    writer.fill(train, lambda text: "train")
-    writer.fill(val, lambda text: "val")
-    writer.finish()
-    say(f"tokenized in {time.monotonic() - start:.0f} s, kept in {folder}")
-
-
-# Many files, each of which has a folder of its own: a stop loses one of them
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Tokenizes files for runs with --data.source prepared --data.paths OUT."""
-
-    __pydantic_config__ = STRICT
-
-    out: Path
-    """Folder for the tokens; the same command continues in it, with the files that are left."""
-    paths: tuple[str, ...]
-    """Text files, or folders searched for .txt, .md, .py, .jsonl and .ndjson."""
-    tokenizer: str
-    """gpt2, llama2, a tokenizer.json or a folder with one."""
-    end_token: str = ""
-    """The token that stands between documents, as in the settings of a run."""
-    text_field: str = "text"
-    """Where the rows of .jsonl files have their text; each row is a document."""
-    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.001
-    """Share of the documents that is held out for validation, by the hash of their text."""
-
-
-def prepare_parts(asked: Preparation, say: Callable[[str], None]) -> None:
-    """Tokenizes the files that are not done, and names all of them at the end."""
-    inputs = {part_of(path): path for path in corpus.named_files(asked.paths)}
-    with token_folder.writing_alone(asked.out, say):
-        left = [name for name in inputs if not is_done(asked, name, inputs[name])]
-        say(f"{len(left)} of {len(inputs)} files to tokenize")
-        keep_tokenizer(asked)
-        if left:
-            (asked.out / token_folder.PARTS).unlink(missing_ok=True)  # until all are complete
-        for name in left:
-            shown = str(inputs[name]).encode(errors="replace").decode()
-            say(f"  {shown}: {tokenize(asked, name, inputs[name]):,} tokens")
-        finish(asked, sorted(inputs))
-    say(f"complete: --data.source prepared --data.paths {asked.out}")
-
-
-def part_of(path: Path) -> str:
-    """The name of a part, which says where a file lay and how large it was."""
-    place = corpus.digest(f"{path} {path.stat().st_size}")[:12]
-    return f"{re.sub('[^A-Za-z0-9_.-]', '_', path.stem)[:40]}-{place}"
-
-
-def is_done(asked: Preparation, name: str, path: Path) -> bool:
-    """Whether a part is complete, and its file was not written since and would be read alike."""
-    try:
-        index = token_folder.read_index(asked.out / "parts" / name)
-    except DamagedFileError:
-        return False
-    return index.complete and index.source == source_of(asked, path)
-
-
-def source_of(asked: Preparation, path: Path) -> str:
-    return f"{path.stat().st_mtime_ns} {asked.text_field} {asked.val_fraction}"
-
-
-def keep_tokenizer(asked: Preparation) -> None:
-    """Writes the tokenizer that all parts have in common, or compares it."""
-    made = token_folder.named_tokenizer(asked.tokenizer, asked.end_token)
-    path = asked.out / "tokenizer.json"
-    if path.exists() and path.read_bytes() != made.to_str().encode():
-        raise UserError(
-            f"{asked.out} was prepared with another tokenizer: {path} is not the one of"
-            f" --tokenizer {asked.tokenizer}, or has another token between documents. Give that"
-            " one, or another --out."
+def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
+    """The first `config.tokens` tokens; an interrupted stream is continued."""
+    if config.paths:
+        raise UserError("--data.source fineweb: give no --data.paths.")
+    name, limit = config.tokenizer or "gpt2", int(config.tokens)
+    words = name if name in tokenizer.HUB else hash_of(Path(name).read_bytes())
+    key = (FINEWEB, words, config.end_token, config.val_fraction, limit)
+    folder = cache_folder() / f"fineweb-{hash_of(repr(key).encode())[:16]}"
+    with writing(folder, say):
+        if not (folder / TOKENIZER).exists():
+            made = tokenizer.named(name, config.end_token)
+            write_atomically(folder / TOKENIZER, made.to_str().encode())
+        if (index := read_index(folder)) and index.complete:
+            return open_folder(folder, index)
+        writer = Writer(folder, say)
+        say(
+            f"streaming FineWeb to {limit:,} training tokens, from {writer.tokens:,}, once, into"
+            f" {folder} ..."
         )
-    token_folder.keep_tokenizer(asked.out, made)
+        texts = stream(writer.index.read)
+        writer.fill(texts, lambda text: corpus.split_of(text, config.val_fraction), limit)
+        return writer.finish()
 
 
-def tokenize(asked: Preparation, name: str, path: Path) -> int:
-    """Writes the shards of a file; returns the number of its tokens."""
-    folder = asked.out / "parts" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / token_folder.INDEX).unlink(missing_ok=True)  # of an earlier text
-    writer = Writer(folder, asked.out, source_of(asked, path))
-    documents = corpus.texts(path, path.stat().st_size, asked.text_field)
-    writer.fill(documents, corpus.split_by(asked.val_fraction))
-    writer.finish()
-    return sum(shard.tokens for shard in (*writer.index.train, *writer.index.val))
+def stream(start: int) -> Iterator[str]:
+    """The texts of FineWeb from a document on."""
+    datasets = load_package("datasets", "--data.source fineweb", "fineweb")
+    name, part, split = FINEWEB
+    try:
+        rows = datasets.load_dataset(name, name=part, split=split, streaming=True)
+        for row in rows.skip(start):
+            yield row["text"]
+    except Exception as error:  # of the network, of the hub, of the package: no common class
+        raise UserError(
+            f"cannot get more of FineWeb from the Hugging Face hub: {error}. The same command"
+            " continues from the last complete file; without a network, train on files"
+            " (--data.paths)."
+        ) from None
 
 
-def finish(asked: Preparation, names: list[str]) -> None:
-    """Names the parts, all of which are complete."""
-    indices = [token_folder.read_index(asked.out / "parts" / name) for name in names]
-    for split in ("train", "val"):
-        if not any(getattr(index, split) for index in indices):
-            raise UserError(
-                f"none of the documents is {split} text with --val-fraction {asked.val_fraction:g},"
-                " so that no run could read them. Give more documents (rows of .jsonl; a plain text"
-                " is one), or another fraction with another --out."
-            )
-    write_atomically(asked.out / token_folder.PARTS, json.dumps(names, indent=1).encode())
+@dataclass
+class Index:
+    """What `index.json` holds."""
+
+    tokenizer: str
+    """Hash of `tokenizer.json`."""
+    read: int = 0
+    """Documents of the source that are in the files."""
+    complete: bool = False
+    bytes: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
+    """Size in UTF-8 of the text of each split."""
+    sha256: dict[str, list[str]] = field(default_factory=lambda: {"train": [], "val": []})
+    """Hashes of the tokens in each file."""
+
+
+class Writer:
+    """Tokenizes documents into a folder with a tokenizer; goes on after what its index has."""
+
+    def __init__(self, folder: Path, say: Say):
+        self.folder, self.say = folder, say
+        self.index = read_index(folder) or Index(hash_of((folder / TOKENIZER).read_bytes()))
+        self.words = open_tokenizer(folder, self.index)
+        self.dtype = token_files.dtype_of(self.words)
+        self.tokens = len(open_split(folder, "train", self.index, self.dtype).ids)
+        """Tokens of training text, those that wait included."""
+        self.waiting: dict[str, list[np.ndarray]] = {"train": [], "val": []}
+
+    def fill(
+        self, texts: Iterable[str], split_of: Callable[[str], str], limit: float = math.inf
+    ) -> None:
+        """Adds documents until there are `limit` training tokens."""
+        size = {"train": 0, "val": 0}
+        for text, ids in tokenizer.encode(self.words, texts):
+            if self.tokens >= limit:
+                return
+            split = split_of(text)
+            self.waiting[split].append(np.asarray(ids, self.dtype))
+            self.index.bytes[split] += len(text.encode())
+            self.index.read += 1
+            self.tokens += len(ids) if split == "train" else 0
+            size[split] += len(ids)
+            if size[split] >= SHARD_TOKENS:
+                self.flush()
+                size = {"train": 0, "val": 0}
+
+    def flush(self) -> None:
+        """Writes what waits of each split as a file, and then the index that has them."""
+        for split, pieces in self.waiting.items():
+            if pieces:
+                ids, hashes = np.concatenate(pieces), self.index.sha256[split]
+                token_files.write(self.folder / shard(split, len(hashes)), ids)
+                hashes.append(hash_of(ids.data))
+                pieces.clear()
+        content = json.dumps(asdict(self.index), indent=1)
+        write_atomically(self.folder / INDEX, content.encode())
+        self.say(f"  {self.tokens:,} training tokens")
+
+    def finish(self) -> Dataset:
+        """Writes the rest, and that the text is complete."""
+        self.index.complete = True
+        self.flush()
+        return open_folder(self.folder, self.index)
+
+
+def shard(split: str, number: int) -> str:
+    return f"{split}-{number:05d}.bin"
+
+
+def hash_of(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_index(folder: Path) -> Index | None:
+    path = folder / INDEX
+    files.check_regular(path)
+    try:
+        return Index(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise DamagedFileError(f"{path} is no index ({error}). {REMEDY}") from None
+
+
+def open_folder(folder: Path, index: Index) -> Dataset:
+    """The text of a folder that is complete."""
+    words = open_tokenizer(folder, index)
+    dtype = token_files.dtype_of(words)
+    train, val = (open_split(folder, split, index, dtype) for split in ("train", "val"))
+    return token_files.dataset(words, index.tokenizer, train, val)
+
+
+def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
+    path = folder / TOKENIZER
+    files.check_regular(path)
+    check_hash(path, path.read_bytes(), index.tokenizer)
+    return tokenizer.load(path)
+
+
+def open_split(folder: Path, split: str, index: Index, dtype: np.dtype) -> Tokens:
+    """A split of the text. Unless it is large, all tokens are read and hashed."""
+    hashes = index.sha256[split]
+    parts = [token_files.open_file(folder / shard(split, i), dtype) for i in range(len(hashes))]
+    if sum(map(len, parts)) * dtype.itemsize <= HASHED_BYTES:
+        for part, expected in zip(parts, hashes, strict=True):
+            check_hash(part.path, part[:].data, expected)
+    return token_files.joined(parts, index.bytes[split], hashes)
+
+
+def check_hash(path: Path, content: bytes | memoryview, expected: str) -> None:
+    if hash_of(content) != expected:
+        raise DamagedFileError(f"{path} is not as written. {REMEDY}")
+
+
+def cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rule says to ignore a relative path.
+    root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    return root / "optax_muonplus"
+
+
+@contextlib.contextmanager
+def writing(folder: Path, say: Say) -> Generator[None]:
+    """Makes a folder of the cache, in which one process writes at a time."""
+    advice = "Or set XDG_CACHE_HOME to a folder that can be written."
+    with files.explained(f"the cache {folder}", "use", advice):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            say(f"waiting for another process, which writes {folder} ...")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()

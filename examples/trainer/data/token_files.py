@@ -1,29 +1,35 @@
-"""Tokens on disk in llm.c's form, and texts of several files, read window by window.
+"""Tokens on disk, of our own and of nanoGPT, llm.c and modded-nanogpt, read window by window.
 
-A file begins with 256 little-endian int32, of which the first three are a magic number, a version
-and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before uint32
-(karpathy/llm.c, dev/data/data_common.py; modded-nanogpt has the first of them).
+A `.bin` file begins with 256 little-endian int32, of which the first three are a magic number, a
+version and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before uint32
+(karpathy/llm.c, dev/data/data_common.py; modded-nanogpt has the first of them). nanoGPT's files
+have no header: they are uint16, or uint32 where the vocabulary has more than 65,536 tokens.
 """
 
 import bisect
 import hashlib
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from tokenizers import Tokenizer, decoders
 
 from examples.trainer.system import files
-from examples.trainer.system.errors import DamagedFileError
+from examples.trainer.system.errors import DamagedFileError, UserError
 
 HEADER = 256
 HEADER_BYTES = 4 * HEADER
 KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 """Magic number to version and type of the tokens."""
 BLOCK = 2**20  # tokens that are looked at together
+LOOKED = 2**26  # tokens of each file that are compared with the vocabulary
+ROW = 2**12  # tokens that are decoded together
+ENDS_BYTES = 2**20  # of a file, which stand for its content
 
 
 class Slices(Protocol):
@@ -54,23 +60,15 @@ class TokenFile:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         start, stop, _ = index.indices(self.tokens)
-        size = max(0, stop - start) * self.dtype.itemsize
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                same = version_of(os.fstat(file.fileno())) == self.version
-                content = os.pread(file.fileno(), size, self.offset + start * self.dtype.itemsize)
-        except OSError as error:
-            raise DamagedFileError(f"{self.path} cannot be read: {error.strerror}.") from None
-        if not same or len(content) != size:
-            raise DamagedFileError(
-                f"{self.path} was changed after it had been opened: put back the file, and start"
-                " again or resume."
-            )
-        return np.frombuffer(content, self.dtype)
-
-
-def version_of(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_size, stat.st_mtime_ns
+        size, offset = max(0, stop - start), self.offset + start * self.dtype.itemsize
+        if version_of(self.path.stat()) == self.version:
+            found = np.fromfile(self.path, self.dtype, size, offset=offset)
+            if len(found) == size:
+                return found
+        raise DamagedFileError(
+            f"{self.path} was changed after it had been opened: put back the file, and start again"
+            " or resume."
+        )
 
 
 class Joined:
@@ -98,81 +96,135 @@ class Joined:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-class Meta(NamedTuple):
-    """What is known of a tokenized text without reading it."""
-
-    tokens: int
-    """Their number."""
-    bytes: int
-    """Size in UTF-8 of the text that the tokens stand for."""
-    sha256: str
-    """Hash of the hashes of its files."""
-
-
 class Tokens(NamedTuple):
     """A tokenized text."""
 
     ids: Slices
-    meta: Meta
+    bytes: int
+    """Size in UTF-8 of the text, for bits per byte; 0 for training text of .bin files."""
+    sha256: str
+    """Hash of the hashes of its files."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The text of a run, as tokens."""
+
+    tokenizer: Tokenizer
+    train: Tokens
+    val: Tokens
+    key: str
+    """Identifies the content: equal keys mean equal tokens."""
 
 
 def joined(parts: Sequence[Slices], n_bytes: int, hashes: Sequence[str]) -> Tokens:
     """One text of several files, which are given with the hashes of their content."""
-    ids = Joined(parts)
-    sha256 = hashlib.sha256("".join(hashes).encode()).hexdigest()
-    return Tokens(ids, Meta(len(ids), n_bytes, sha256))
+    return Tokens(Joined(parts), n_bytes, hashlib.sha256("".join(hashes).encode()).hexdigest())
 
 
-def dtype_of(vocab_size: int) -> np.dtype:
-    """The type that tokens of a vocabulary are stored as."""
-    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+def dataset(tokenizer: Tokenizer, words: str, train: Tokens, val: Tokens) -> Dataset:
+    """A text whose key has `words` for the tokenizer."""
+    content = " ".join((words, train.sha256, val.sha256))
+    return Dataset(tokenizer, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
 
 
-def write(path: Path, content: bytes, dtype: np.dtype) -> None:
-    """Writes tokens, which are given as the bytes of numbers of `dtype`."""
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """The type that tokens are stored as."""
+    return np.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
+
+
+def write(path: Path, ids: np.ndarray) -> None:
+    """Writes tokens of a type of `KINDS`, with a header."""
     header = np.zeros(HEADER, "<i4")
-    magic = next(number for number, (_, kind) in KINDS.items() if kind == dtype)
-    header[:3] = magic, KINDS[magic][0], len(content) // dtype.itemsize
-    files.write_atomically(path, header.tobytes() + content)
+    magic = next(number for number, (_, kind) in KINDS.items() if kind == ids.dtype)
+    header[:3] = magic, KINDS[magic][0], len(ids)
+    files.write_atomically(path, header.tobytes() + ids.tobytes())
 
 
-def open_file(path: Path, plain: np.dtype | None = None) -> TokenFile:
-    """The tokens of a file; raises `DamagedFileError` unless its header fits it.
-
-    A file without a header is read as tokens of the type `plain`, if that is given.
-    """
+def open_file(path: Path, plain: np.dtype) -> TokenFile:
+    """The tokens of a file; without a header they are of the type `plain`."""
     files.check_regular(path)
-    try:
-        with path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-            start = np.frombuffer(file.read(12).ljust(12, b"\0"), "<i4")
-    except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error.strerror}.") from None
-    version, dtype = KINDS.get(int(start[0]), (None, plain))
-    offset = 0 if version is None else HEADER_BYTES
-    if dtype is None or version not in (None, start[1]):
-        raise DamagedFileError(f"{path} does not begin as a file of tokens of this version.")
+    stat = path.stat()
+    magic, *written = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
+    version, dtype = KINDS.get(magic, (0, plain))
+    offset = HEADER_BYTES if version else 0
     tokens, rest = divmod(max(0, stat.st_size - offset), dtype.itemsize)
-    if rest or (version is not None and tokens != start[2]):
-        says = "" if version is None else f", of which its header says that it has {start[2]}"
+    if rest or (version and written != [version, tokens]):
         raise DamagedFileError(
-            f"{path} has {tokens} tokens of {dtype.name} and {rest} bytes{says}: it is truncated,"
-            " or of another type. Make it again."
+            f"{path} has {tokens} tokens of {dtype.name} and {rest} bytes, or another header: it is"
+            " truncated, or of another type. Make it again."
         )
     return TokenFile(path, dtype, tokens, offset, version_of(stat))
 
 
-def blocks(ids: Slices, most: int = 2**62) -> Iterator[np.ndarray]:
-    """At most so many tokens, a block at a time."""
-    for start in range(0, min(len(ids), most), BLOCK):
-        yield ids[start : start + BLOCK]
+def version_of(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
 
 
-def check_ids(path: Path, ids: np.ndarray, words: int) -> None:
-    """Refuses tokens that are not in a vocabulary of so many words."""
-    if ids.max(initial=0) >= words:
-        at = int(np.argmax(ids >= words))
-        raise DamagedFileError(
-            f"{path} has the token {ids[at]}, and the vocabulary has {words} tokens: it is damaged,"
-            f" of another tokenizer, or no {ids.dtype.name}."
+def read_bins(paths: Sequence[str], tokenizer: Tokenizer) -> Dataset:
+    """The text of files that another trainer wrote."""
+    plain, parts, hashes = dtype_of(tokenizer), {}, {}
+    for split in ("train", "val"):
+        named = bins(paths, split)
+        parts[split] = [open_file(path, plain) for path in named]
+        hashes[split] = list(map(digest_of, named))
+        for part in parts[split]:
+            check_ids(part, tokenizer.get_vocab_size())
+    if {*hashes["train"]} & {*hashes["val"]}:
+        raise UserError(
+            f"a file of validation text in {', '.join(paths)} is equal to one of training text, so"
+            " that the loss would be that of text that was trained on: give other validation text."
         )
+    # Bits per byte need the bytes of the validation text alone.
+    n_bytes = {"train": 0, "val": count_bytes(tokenizer, Joined(parts["val"]))}
+    train, val = (joined(parts[x], n_bytes[x], hashes[x]) for x in ("train", "val"))
+    return dataset(tokenizer, tokenizer.to_str(), train, val)
+
+
+def bins(paths: Sequence[str], split: str) -> list[Path]:
+    """The .bin files with `train` or `val` in their names, of those given and in folders given."""
+    inside = [sorted(x.iterdir()) if x.is_dir() else [x] for x in map(Path, paths)]
+    found = [
+        path
+        for path in itertools.chain.from_iterable(inside)
+        if path.suffix.lower() == ".bin" and split in re.split(r"[^a-z]+", path.name.lower())
+    ]
+    if not found:
+        raise UserError(
+            f"there are no {split} tokens in {', '.join(paths) or 'no --data.paths'}: give .bin"
+            f" files, or their folder, with {split} in the names, as {split}.bin."
+        )
+    return found
+
+
+def check_ids(found: TokenFile, words: int) -> None:
+    """Refuses tokens that are not in a vocabulary of so many words."""
+    for start in range(0, min(len(found), LOOKED), BLOCK):
+        if (largest := found[start : start + BLOCK].max()) >= words:
+            raise DamagedFileError(
+                f"{found.path} has the token {largest}, and the vocabulary has {words} tokens: it"
+                f" is damaged, of another --data.tokenizer, or no {found.dtype.name}."
+            )
+
+
+def count_bytes(tokenizer: Tokenizer, ids: Slices) -> int:
+    """The size in UTF-8 of the text that tokens stand for.
+
+    A character that the end of a row of tokens cuts counts a few bytes more.
+    """
+    own, size = Tokenizer.from_str(tokenizer.to_str()), 0
+    if own.decoder is None:
+        own.decoder = decoders.Fuse()  # else there would be spaces between tokens
+    rows = (ids[start : start + ROW].tolist() for start in range(0, len(ids), ROW))
+    while batch := list(itertools.islice(rows, 256)):
+        size += sum(len(text.encode()) for text in own.decode_batch(batch))
+    return size
+
+
+def digest_of(path: Path) -> str:
+    """Stands for the content of a file: its size, its beginning and its end."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        start = file.read(ENDS_BYTES)
+        file.seek(max(0, size - ENDS_BYTES))
+        return hashlib.sha256(b"%d" % size + start + file.read()).hexdigest()

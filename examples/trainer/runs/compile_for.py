@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -92,7 +91,7 @@ def vocabulary(config: RunConfig) -> int:
     )
     if name in VOCABULARIES:
         return VOCABULARIES[name]
-    return tokenizer.named(name, Path()).get_vocab_size() if name else config.data.vocab_size
+    return tokenizer.named(name).get_vocab_size() if name else config.data.vocab_size
 
 
 def train_step(program: Program, config: RunConfig, mesh: Mesh) -> Any:

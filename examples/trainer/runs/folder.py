@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from tokenizers import Tokenizer
 
 from examples.trainer.data import tokenizer
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset
 from examples.trainer.runs import processes
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig

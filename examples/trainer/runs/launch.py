@@ -1,6 +1,5 @@
 """Starts or resumes a run: chooses its folder, trains, and reports."""
 
-import dataclasses
 import math
 import os
 import signal
@@ -10,8 +9,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from examples.trainer.data.prepare import prepare
-from examples.trainer.data.token_folder import cache_folder
+from examples.trainer.data.prepare import cache_folder, prepare
 from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
@@ -79,7 +77,6 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check_config(config)
         optimizers.check_taken(config.optimizer, before_flags(asked, preset), [config.optimizer])
-        text = config.data
     else:
         folder = asked.resume
         config, data_key = run_folder.read_config(folder)
@@ -88,13 +85,11 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
         except UserError as error:
             raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = run_folder.lengthened(folder, config, asked.steps)
-        words = run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
-        # Whatever the files beside its first copy say by now.
-        text = dataclasses.replace(config.data, end_token=end_of(words)[0])
+        run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     validation.check(asked.machine)
     list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    setup = make_setup(config, prepare(text, console.print), mesh)
+    setup = make_setup(config, prepare(config.data, console.print), mesh)
     words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
     end_of(words)
     ids_of(words, [config.prompt])
@@ -193,7 +188,7 @@ def describe_setup(
         table,
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention.describe(config.model, Layout(setup.mesh))}",
-        f"text   {data.train.meta.tokens:,} training and {data.val.meta.tokens:,} validation "
+        f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
         f"tokens, {tokens} in the vocabulary",
     ]
     if setup.mesh.size > 1:

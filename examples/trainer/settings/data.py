@@ -17,14 +17,13 @@ class DataConfig:
 
     __pydantic_config__ = STRICT
 
-    source: Literal["documentation", "files", "fineweb", "prepared", "bin"] = "files"
+    source: Literal["documentation", "files", "fineweb", "bin"] = "files"
     """documentation: what Python says of itself, unless paths are given; files: those of paths, or
-    the source of Python's standard library; fineweb: streamed from the Hugging Face hub; prepared:
-    the folder that `python -m examples.data prepare` has made; bin: tokens in .bin files of paths,
-    as nanoGPT or modded-nanogpt writes them."""
+    the source of Python's standard library; fineweb: streamed from the Hugging Face hub; bin:
+    tokens in .bin files of paths, as nanoGPT or modded-nanogpt writes them."""
     paths: tuple[str, ...] = ()
-    """Text files, or folders searched for .txt, .md, .py, .jsonl and .ndjson; empty: Python's
-    standard library."""
+    """Text files, or folders searched for .txt, .md, .py, .jsonl and .ndjson; copies of a document
+    count once."""
     text_field: str = "text"
     """Where the rows of .jsonl files have their text; each row is a document."""
     max_bytes: Annotated[int, Field(ge=1)] = 16_000_000
@@ -32,7 +31,7 @@ class DataConfig:
     tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1e9
     """Training tokens to take from fineweb; validation tokens come on top."""
     tokenizer: str = ""
-    """gpt2, llama2, a tokenizer.json or a folder with one; empty: trained on the text of files,
+    """gpt2, llama2 or a tokenizer.json; empty: trained on the text of files,
     else gpt2."""
     end_token: str = ""
     """The token that stands between documents, as <|end_of_text|>; empty: the one that the

@@ -10,8 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from examples.trainer.data.loader import Loader, enough, place_batch, positions
-from examples.trainer.data.token_files import Tokens
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset, Tokens
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.training import sharding
 from examples.trainer.training.loss import NO_TARGET
@@ -57,12 +56,12 @@ def make_evaluate(
     loader, n_batches = batches(config, data.val)
     rows = sharding.of_batch(mesh)
     full = min(n_batches, loader.n_windows / loader.batch_size)  # a part of the last one counts
-    meta = data.val.meta
+    size = data.val.bytes / len(data.val.ids)  # a token's
 
     def evaluate(params: optax.Params) -> Evaluation:
         losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
         loss = math.fsum(map(float, losses)) / full
-        return Evaluation(loss, perplexity(loss), bits_per_byte(loss, 1, meta.bytes / meta.tokens))
+        return Evaluation(loss, perplexity(loss), bits_per_byte(loss, 1, size))
 
     return evaluate
 

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from examples.trainer.data.loader import Loader, loader_of
-from examples.trainer.data.token_folder import Dataset
+from examples.trainer.data.token_files import Dataset
 from examples.trainer.models.language_model import Forward
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings import validation
