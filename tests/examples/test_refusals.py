@@ -172,9 +172,9 @@ def test_existing_run_folder_is_refused(tmp_path, text, capsys):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "does not exist"),
-        (b"", "empty"),
-        (b" \n\n ", "empty"),
+        (None, "given.txt: No such file"),
+        (b"", "too little text"),
+        (b" \n\n ", "too little text"),
         (b"caf\xe9 " * 1000, "not UTF-8"),
         (b"short", "too little text"),
         (b"word " * 500, "too little validation text"),
