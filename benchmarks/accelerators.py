@@ -143,15 +143,10 @@ def table(target: targets.Target, rows: Mapping[str, dict[str, Any]]) -> str:
         shown.append(columns.number(heading, key, digits, unit))
         if compared:
             shown.append(columns.of_reference(key, done.get(REFERENCE, {})))
-    shown.append(("collectives", collectives))
+    shown.append(columns.counts("collectives", "collectives"))
     failed = [f"{name} has no figures: {row['failed']}" for name, row in rows.items()
               if name not in done]  # fmt: skip
     return "\n".join([columns.table(columns.named(done), shown), *failed])
-
-
-def collectives(row: columns.Row) -> str:
-    """Writes how many collectives of each kind run."""
-    return ", ".join(f"{n:g} {kind}" for kind, n in row["collectives"].items())
 
 
 # Heading, key of the figure, digits, its unit, and whether it is compared with Optax's.

@@ -112,15 +112,9 @@ def figures(tx: optax.GradientTransformation, placed: Any, state_like: Any) -> d
     }
 
 
-def number_and_kinds(row: columns.Row) -> str:
-    """Writes how many collectives there are, and of which kinds and dtypes."""
-    kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(row["collectives"].items()))
-    return f"{sum(row['collectives'].values())}: {kinds}" if kinds else "0"
-
-
 COLUMNS = (
     columns.word("update", "name"),
-    ("collectives", number_and_kinds),
+    columns.counts("collectives", "collectives"),
     columns.number("MB received", "received_bytes", 2, 1e6),
     columns.number("fewest", "fewest_bytes", 2, 1e6),
     columns.number("ratio", "received_ratio", 2),

@@ -34,3 +34,8 @@ def of_reference(key: str, reference: Row) -> Column:
     """Makes a column of ratios to a figure of Optax's row, empty where that is missing or zero."""
     base = reference.get(key)
     return "of Optax's", lambda row: f"{row[key] / base:.2f}" if base and key in row else ""
+
+
+def counts(heading: str, key: str) -> Column:
+    """Makes a column of how many there are of each kind."""
+    return heading, lambda row: ", ".join(f"{n:g} {kind}" for kind, n in sorted(row[key].items()))

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import tyro
 
 from benchmarks import columns, records
@@ -103,7 +104,7 @@ def print_rows(config: Config) -> None:
     from benchmarks import gpu_rows
 
     print(json.dumps({"machine": records.describe_machine()}), flush=True)
-    if not (config.toy or gpu_rows.has_gpu()):
+    if not (config.toy or jax.default_backend() == "gpu"):
         raise SystemExit("JAX sees no GPU. Install .[cuda13] where a driver is, or pass --toy.")
     for row in gpu_rows.rows(config.part or "", config.toy, config.rounds, config.calls):
         print(json.dumps(row), flush=True)

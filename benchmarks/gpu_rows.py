@@ -36,11 +36,6 @@ def rows(part: str, toy: bool, rounds: int, calls: int) -> Iterator[Row]:
     return updates(size, "float32" if part == "float32" else "bfloat16", timed)
 
 
-def has_gpu() -> bool:
-    """Tells whether JAX computes on a GPU."""
-    return jax.default_backend() == "gpu"
-
-
 def updates(size: trees.Size, dtype: Any, timed: Timed) -> Iterator[Row]:
     """Times whole updates of parameters in a dtype, each in turn with Optax's, and torch's last."""
     shapes = trees.shapes(size, dtype)
@@ -82,7 +77,7 @@ def row_of(name: str, update: Any, seconds: dict[str, np.ndarray], operations: f
     row = {"name": name, **update.figures, **timing.median_and_quartiles(seconds[name])}
     row["of_reference"] = float(np.median(seconds[name] / seconds[REFERENCE]))
     row["tflop_per_s"] = operations / row["median_s"] / 1e12
-    return row | (profile(update) if has_gpu() and name != TORCH else {})
+    return row | (profile(update) if jax.default_backend() == "gpu" and name != TORCH else {})
 
 
 class TorchUpdate:

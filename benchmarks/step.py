@@ -16,7 +16,6 @@ ADAMW = "optax.adamw"
 REFERENCE = "optax.contrib.muon"
 SAME_UPDATE = "omp.muon, Optax's update"
 MUON = "omp.muon"
-PLAIN = "omp.muon, newton_schulz"
 DEEPER = 4  # times as many layers, to see what grows with the depth
 
 
@@ -37,7 +36,6 @@ def optimizers(config: Config, shapes: Any) -> dict[str, optax.GradientTransform
         REFERENCE: optax.contrib.muon(0.01, **dims),
         SAME_UPDATE: omp.muon(0.01, **ours, **parity.AS_OPTAX),
         MUON: omp.muon(0.01, **ours),
-        PLAIN: omp.muon(0.01, polar="newton_schulz", **ours),
         "omp.muonplus": omp.muonplus(0.01, **ours),
         "omp.muonplus, col_row": omp.muonplus(0.01, **parity.COL_ROW, **ours),
     }
@@ -52,7 +50,7 @@ def main(config: Config) -> None:
     for name, update in updates.items():
         row = update.figures | timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != ADAMW:
-            polar: Any = "newton_schulz" if name in (REFERENCE, PLAIN) else "auto"
+            polar: Any = "newton_schulz" if name == REFERENCE else "auto"
             operations = products.flops(products.needed(config.size, polar, config.compute_dtype))
             row |= {"gflop": operations / 1e9, "gflop_per_s": operations / row["median_s"] / 1e9}
         rows[name] = row

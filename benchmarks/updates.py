@@ -183,7 +183,7 @@ def optimizers() -> dict[str, Callable[..., optax.GradientTransformation]]:
             0.02, ns_coeffs="dion", shape_scale="spectral", nesterov=True, **given),
         "muon as optax": plus(
             norm="none", shape_scale="max", bias_correction=True, polar="newton_schulz"),
-        "muonplus recommended": plus(norm="row_col", shape_scale="max", match_frobenius=True),
+        "muonplus default norm": plus(norm="row_col", shape_scale="max", match_frobenius=True),
         **rivals(),
         "injected": injected,
         "recorded": recorded,

@@ -17,7 +17,6 @@ from jax.sharding import AxisType
 import optax_muonplus as omp
 from benchmarks import (
     collectives,
-    columns,
     digits,
     meshes,
     polar,
@@ -80,19 +79,6 @@ def test_a_record_has_the_command_that_gives_it_and_not_its_folder(tmp_path):
     }  # fmt: skip
     records.write(None, "y", {"a": 1})
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.json"]
-
-
-def test_tables_compare_with_the_reference_and_leave_out_what_a_row_lacks():
-    rows = columns.named({"a": {"s": 2.0}, "b": {"s": 1.0}, "c": {}})
-    shown = [columns.word("update", "name"), columns.number("ms", "s"),
-             columns.of_reference("s", rows[0])]  # fmt: skip
-    assert columns.table(rows, shown).splitlines() == [
-        "| update | ms | of Optax's |",
-        "| --- | ---: | ---: |",
-        "| a | 2.0 | 1.00 |",
-        "| b | 1.0 | 0.50 |",
-        "| c |  |  |",
-    ]
 
 
 def test_the_spectra_of_polar_factors_are_those_of_the_exact_ones():

@@ -68,12 +68,6 @@ def test_another_loss_and_other_logits_are_found(file_of, capsys):
     assert "2 larger" in capsys.readouterr().out
 
 
-def test_a_training_that_diverges_differs(file_of, capsys):
-    rates = [f"--optimizer.{name}=1e38" for name in ("learning-rate", "adam-learning-rate")]
-    assert main([file_of(LLAMA), *HEADS, *rates]) == 1
-    assert rows(capsys.readouterr().out)["llama", "col_row"][0] == np.inf
-
-
 def test_the_settings_of_the_rule_reach_the_trainer(file_of, capsys):
     flags = ["--llama-floor", "0.5"]
     assert main([file_of(LLAMA), *HEADS, *flags, "--tolerance", "1e-4"]) == 1
@@ -89,14 +83,9 @@ NORM = "llama/init/model.norm.weight"
     ("change", "words"),
     [
         ({"inputs": None}, "has no array inputs: give an .npz file of the form"),
-        ({"targets": LLAMA["targets"][:5]}, "own.npz: "),
         ({"inputs": LLAMA["inputs"] + 0.5}, r"inputs and targets are float64 \(40, 3, 2, 8\)"),
-        ({"inputs": LLAMA["inputs"] - 1}, "llama has 31 words and 8 positions: too few"),
-        ({"llama/logits": None}, "has no array logits"),
         ({"llama/logits": np.ones((2, 8, 30))}, r"logits has the shape \(2, 8, 30\) and not"),
-        ({"llama/logits": np.array("x")}, "llama/logits has other values than finite numbers"),
         ({"llama/losses/cols": np.ones(40)}, "the norms of llama/losses/NORM are of none, col, r"),
-        ({"llama/losses/row": np.ones(39)}, r"losses/row has the shape \(39,\) and not \(40"),
         ({NORM: np.full(16, np.nan)}, "norm.weight has other values than finite numbers"),
         ({NORM: None}, "missing in a llama of 2 layers: model.norm.weight"),
     ],
@@ -109,30 +98,17 @@ def test_bad_files_get_a_sentence(change, words, file_of, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "is not an .npz file"),
-        (None, "No such file"),
-        (FILE.read_bytes()[:30_000], "is not an .npz file"),
-        (FILE.read_bytes()[:9000] + bytes(2000) + FILE.read_bytes()[11_000:], "cannot be read as"),
-    ],
-    ids=["empty", "missing", "cut off", "damaged"],
-)
-def test_other_files_get_a_sentence(content, words, tmp_path, capsys):
+def test_a_file_that_is_cut_off_gets_a_sentence(tmp_path, capsys):
     path = tmp_path / "own.npz"
-    if content is not None:
-        path.write_bytes(content)
+    path.write_bytes(FILE.read_bytes()[:30_000])
     assert main([str(path), *HEADS]) == 2
-    assert words in capsys.readouterr().err
+    assert "is not an .npz file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--heads", "3"], "cannot be cut into 3 heads"),
-        (["--heads", "16"], "llama rotates them in pairs"),
-        (["--heads", "0"], "--heads is 0: it should be greater than or equal to 1"),
         ([*HEADS, "--gpt-floor", "2"], "--gpt-floor is 2.0: it should be less than or equal to 1"),
     ],
 )
