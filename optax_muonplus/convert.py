@@ -1,11 +1,9 @@
 """Makes the state of one optimizer that of another: Optax's Muon, AdamW, and this library's."""
 
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -24,9 +22,7 @@ _ROLES: dict[Any, dict[str, str]] = {
 }
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class TakenOver:
+class TakenOver(NamedTuple):
     """What :func:`take_over` did with each array, such as ``"up/kernel: momentum"``.
 
     The new state has what was ``kept`` from the old one, and what ``started_anew`` as it was
@@ -38,8 +34,7 @@ class TakenOver:
     not_used: tuple[str, ...]
 
     def __str__(self) -> str:
-        names = (field.name for field in dataclasses.fields(self))
-        lines = [(name, listed((x, None) for x in getattr(self, name))) for name in names]
+        lines = [(name, listed((x, None) for x in found)) for name, found in self._asdict().items()]
         return "\n".join(f"{name.replace('_', ' ')}: {shown or 'nothing'}" for name, shown in lines)
 
 
@@ -53,7 +48,8 @@ def take_over(
     :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's group keeps its moments and its one count
     if the old state has both moments of all its parameters; else all of it starts anew, as a second
     moment that starts late would make long steps. Schedules go on at their count. Everything else
-    is that of the new optimizer. Take over after a complete step of accumulated gradients.
+    is that of the new optimizer. Take over outside of ``jax.jit``, after a complete step of
+    accumulated gradients.
 
     Args:
       old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any
@@ -68,7 +64,7 @@ def take_over(
 
     Raises:
       ValueError: for a state in which no momentum of these parameters is found, or two that could
-        be meant; for arrays of other shapes.
+        be meant.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -81,10 +77,38 @@ def take_over(
     from optax_muonplus.int8 import stored_like, widened
 
     names = {path_name(path) for path in flatten_with_names(params)[0]}
-    switch = _Switch(*_read(widened(old_state), names))
-    state = jax.tree.map_with_path(switch.node, widened(new_state), is_leaf=_has_roles)
-    unused = [_shown(key) for key in switch.buffers if key not in switch.used]
-    report = TakenOver(tuple(switch.kept), tuple(switch.started_anew), tuple(unused))
+    buffers, counts = _read(widened(old_state), names)
+    sources: dict[_Key, _Key] = {}  # what is kept in the new state, and where it was
+    started_anew: list[_Key] = []
+
+    def take(path: Any, node: Any) -> Any:
+        if not _has_roles(node):
+            return _count(counts, UPDATES, node) if _is_count(path, node) else node
+        roles = _ROLES[type(node)]
+        found = {key: _source(key, buffers) for field in roles for key, _ in _arrays(node, field)}
+        missing = [key for key, source in found.items() if source is None]
+        if missing and "nu" in roles:  # AdamW's moments go on together
+            missing = [*found]
+        started_anew.extend(missing)
+        if missing and missing == [*found]:
+            return node
+        chosen = {key: source for key, source in found.items() if source is not None}
+        sources.update(chosen)
+        new = {
+            field: jax.tree.structure(getattr(node, field)).unflatten(
+                _placed(buffers[chosen[key]], x) if key in chosen else x
+                for key, x in _arrays(node, field)
+            )
+            for field in roles
+        }
+        if node.count is not None:
+            new["count"] = _count(counts, roles["mu"], node.count)
+        return node._replace(**new)
+
+    state = jax.tree.map_with_path(take, widened(new_state), is_leaf=_has_roles)
+    unused = buffers.keys() - sources.values()
+    groups = [*sources], started_anew, [key for key in buffers if key in unused]
+    report = TakenOver(*(tuple(f"{name}: {role}" for role, name in group) for group in groups))
     return stored_like(state, new_state), report
 
 
@@ -103,10 +127,6 @@ def _arrays(node: Any, field: str) -> Iterator[tuple[_Key, Any]]:
         yield (_ROLES[type(node)][field], path_name(path)), leaf
 
 
-def _shown(key: _Key) -> str:
-    return f"{key[1]}: {key[0]}"
-
-
 def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict[str, Any]]:
     """Returns the buffers of a state by role and parameter, and the first count of each role."""
     buffers: dict[_Key, Any] = {}
@@ -116,7 +136,7 @@ def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict
             if _is_count(path, node):
                 counts.setdefault(UPDATES, node)
             continue
-        for key, leaf in (pair for field in _ROLES[type(node)] for pair in _arrays(node, field)):
+        for key, leaf in (x for field in _ROLES[type(node)] for x in _arrays(node, field)):
             if key in buffers:
                 raise ValueError(
                     f"The old state has several arrays that are the {' of '.join(key)}. Pass the"
@@ -135,77 +155,31 @@ def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict
     return buffers, counts
 
 
-@dataclasses.dataclass
-class _Switch:
-    """What the old state has, and what became of it."""
-
-    buffers: dict[_Key, Any]
-    counts: dict[str, Any]
-    kept: list[str] = dataclasses.field(default_factory=list)
-    started_anew: list[str] = dataclasses.field(default_factory=list)
-    used: set[_Key] = dataclasses.field(default_factory=set)
-
-    def node(self, path: Any, node: Any) -> Any:
-        """Returns what the new state has in the place of ``node``."""
-        if not _has_roles(node):
-            return self._count(UPDATES, node) if _is_count(path, node) else node
-        roles = _ROLES[type(node)]
-        wanted = [key for field in roles for key, _ in _arrays(node, field)]
-        missing = [key for key in wanted if self._source(key) is None]
-        if "nu" in roles and missing:  # AdamW's moments go on together
-            missing = wanted
-        self.started_anew += map(_shown, missing)
-        self.kept += [_shown(key) for key in wanted if key not in missing]
-        if wanted and missing == wanted:
-            return node
-        new = {}
-        for field in roles:
-            structure = jax.tree.structure(getattr(node, field))
-            new[field] = structure.unflatten(
-                leaf if key in missing else self._array(key, leaf)
-                for key, leaf in _arrays(node, field)
-            )
-        if node.count is not None:
-            new["count"] = self._count(roles["mu"], node.count)
-        return node._replace(**new)
-
-    def _source(self, key: _Key) -> _Key | None:
-        """Finds the array of that role, or AdamW's first moment for a momentum."""
-        keys = [key, *([(FIRST, key[1])] if key[0] == MOMENTUM else [])]
-        return next((key for key in keys if key in self.buffers), None)
-
-    def _array(self, key: _Key, new: Any) -> Any:
-        source = self._source(key)
-        assert source is not None
-        copy = source in self.used
-        self.used.add(source)
-        return _placed(" of ".join(source), self.buffers[source], new, copy)
-
-    def _count(self, role: str, new: Any) -> Any:
-        """Returns the old count of that role, or else one of updates, with memory of its own."""
-        order = (role, UPDATES, MOMENTUM, FIRST)
-        source = next((self.counts[x] for x in order if x in self.counts), None)
-        return new if source is None else _placed("the count", source, new, copy=True)
+def _source(key: _Key, buffers: dict[_Key, Any]) -> _Key | None:
+    """Finds the array of that role, or AdamW's first moment for a momentum."""
+    keys = [key, *([(FIRST, key[1])] if key[0] == MOMENTUM else [])]
+    return next((key for key in keys if key in buffers), None)
 
 
-def _placed(what: str, old: Any, new: Any, copy: bool) -> Any:
+def _count(counts: dict[str, Any], role: str, new: Any) -> Any:
+    """Returns the old count of that role, or else one of updates, with memory of its own.
+
+    JAX refuses to donate one array twice, and a count that was read onto one device would not go
+    with arrays on a mesh.
+    """
+    order = (role, UPDATES, MOMENTUM, FIRST)
+    old = next((counts[x] for x in order if x in counts), None)
+    if old is None:
+        return new
+    count = jnp.array(np.array(old), new.dtype)
+    return jax.device_put(count, new.sharding) if new.committed else count
+
+
+def _placed(old: Any, new: Any) -> Any:
     """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
 
-    Each device sends and receives what it lacks. JAX refuses to donate one array twice, so a
-    ``copy`` has memory of its own.
+    Each device sends and receives what it lacks.
     """
-    if jnp.shape(old) != jnp.shape(new) or jnp.iscomplexobj(old) > jnp.iscomplexobj(new):
-        was, wanted = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (old, new))
-        raise ValueError(f"The {what} is {was} in the old state, and {wanted} in the new one.")
-    x = old
-    if jnp.result_type(old) != new.dtype:
-        cast = saturating_cast if jnp.issubdtype(new.dtype, jnp.inexact) else jnp.asarray
-        x = cast(jnp.asarray(old), new.dtype)
-    if isinstance(x, jax.core.Tracer) or isinstance(new, jax.core.Tracer):
-        here, wanted = jax.typeof(x).sharding, jax.typeof(new).sharding
-        return x if here == wanted else jax.sharding.reshard(x, wanted)
-    if new.committed:
-        x = jax.device_put(x, new.sharding)
-    elif not new.shape:  # a count that was read onto one device would not go with arrays on a mesh
-        x = np.array(x)
-    return jnp.array(x) if copy else jnp.asarray(x)
+    x = jnp.asarray(old)
+    x = x if x.dtype == new.dtype else saturating_cast(x, new.dtype)
+    return jax.device_put(x, new.sharding) if new.committed else x

@@ -187,14 +187,10 @@ def test_parameters_may_have_names_of_fields(params):
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_all_arrays_of_a_state_can_be_donated(committed):
-    """JAX refuses to donate one array twice; here all counts come from one, and two momenta."""
+    """JAX refuses to donate one array twice; here all counts come from one."""
     old = filled(optax.adamw(0.1).init(PARAMS))
-    tx = optax.chain(omp.momentum(), OURS)
-    here = jax.device_put((old, tx.init(PARAMS)), jax.devices()[0] if committed else None)
+    here = jax.device_put((old, OURS.init(PARAMS)), jax.devices()[0] if committed else None)
     state, _ = omp.take_over(*here, PARAMS)
-    first, second = (omp.transforms.find_momentum(x).mu["up"]["kernel"] for x in state)
-    np.testing.assert_array_equal(first, second)
-    assert first.unsafe_buffer_pointer() != second.unsafe_buffer_pointer()
     jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)(state)
 
 
