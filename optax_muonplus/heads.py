@@ -17,27 +17,23 @@ from optax_muonplus._params.patterns import (
 )
 from optax_muonplus._params.reader import RuleReader
 
-QUERY, FUSED, KEY, VALUE, OUTPUT = "query", "fused", "key", "value", "output"
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-# Names of layers; FUSED holds queries, keys and values, and VALUE may hold keys too. Last are the
-# up-projections of latent attention (MLA): its down-projections (q_a_proj, wkv_a) have no heads.
-_LAYERS = {
-    QUERY: rf"(q|query){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)q|q_proj_weight"
-    r"|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
-    FUSED: rf"(qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)qkv|c_attn"
-    r"|in_proj_weight",
-    KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
-    VALUE: rf"(v|kv|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(v|kv)|v_proj_weight"
-    r"|wkv_b|kv_b_proj|(v|kv)_up(_proj)?|w_?u(v|kv)",
-    OUTPUT: r"o|out|w_?o|c_o|c_proj|to_out|to_out/0|(attn_)?o(ut)?_proj|out_(lin|dense)|linear_out"
-    r"|output_proj(ection)?|attention_output|attn_vec_einsum",
-}
+# Names of layers with queries, alone or fused with keys and values, and of those of the others, of
+# which a layer may hold both. Last are the up-projections of latent attention (MLA): its
+# down-projections (q_a_proj, wkv_a) have no heads.
+_QUERIES = (
+    rf"(q|query|qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|q_proj_weight"
+    r"|c_attn|in_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq"
+)
+_OTHERS = (
+    rf"(k|v|kv|key|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(k|v|kv)|[kv]_proj_weight"
+    r"|wkv_b|kv_b_proj|(k|v|kv)_up(_proj)?|w_?u(k|v|kv)"
+)
 
 
 def per_head(
     head_size: int | Mapping[str, int] | None = None,
     *,
-    output: bool = False,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> Callable[[Any], Any]:
@@ -60,8 +56,8 @@ def per_head(
       to cut. So it does in a fused kernel, whether queries, keys and values follow each other or
       take turns head by head: each block of ``head_size`` outputs is one head.
 
-    Output projections stay whole unless ``output``: heads are read apart from each other, but the
-    output sums over all of them, as over the inputs of one matrix. Kimi K3 (arXiv:2607.24653,
+    Output projections stay whole: heads are read apart from each other, but the output sums over
+    all of them, as over the inputs of one matrix. Kimi K3 (arXiv:2607.24653,
     section 2.5), DeepSpeed and Megatron-LM cut query, key and value too, and GLM-5
     (arXiv:2602.15763) the up-projections of latent attention.
 
@@ -69,7 +65,6 @@ def per_head(
       head_size: outputs of one head, which shapes of two axes do not say. A mapping from patterns,
         searched in paths, to sizes chooses the parameters, whatever their names: the first pattern
         found decides, and parameters with none stay whole.
-      output: whether output projections are cut along their inputs too, n matrices of (d, k).
       rules: as in :func:`muon_dimension_numbers`.
       layer_axes: as in :func:`muon_dimension_numbers`.
 
@@ -85,7 +80,7 @@ def per_head(
     sizes = {"": head_size} if by_name else dict(head_size)
     axes = dict(layer_axes or {})
     check_patterns([*sizes, *axes])
-    return PerHead(parse_rules(rules), axes, sizes, by_name, output)
+    return PerHead(parse_rules(rules), axes, sizes, by_name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,29 +90,27 @@ class PerHead(RuleReader):
     Attributes:
       sizes: outputs of one head, by patterns of paths.
       by_name: whether the names of layers choose the parameters, and not the patterns alone.
-      output: whether output projections are cut too.
     """
 
     sizes: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     by_name: bool = True
-    output: bool = False
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
         """Reads leaves by the rules, and cuts those that hold heads."""
         leaves = super().read(tree)
         chosen = self._chosen(leaves, tree)
         faults = []
-        for i, (pattern, inputs) in chosen.items():
+        for i, pattern in chosen.items():
             leaf = leaves[i]
             try:
-                numbers = _numbers(leaf.matrix, inputs, self.sizes[pattern])
+                numbers = _numbers(leaf.matrix, self.sizes[pattern])
                 layout = MatrixLayout.of(leaf.shape, numbers)
             except ValueError as error:
                 faults.append((leaf.name, f"{leaf.shape}: {error}"))
             else:
                 rule = f"{leaf.rule}; per head"
                 leaves[i] = leaf._replace(layout=layout, dimension_numbers=numbers, rule=rule)
-        idle = self.sizes.keys() - {pattern for pattern, _ in chosen.values()}
+        idle = self.sizes.keys() - chosen.values()
         if idle and not tree.holes:
             what = "no matrix matches " + ", ".join(map(repr, sorted(idle)))
             what = "no layer has the name of a query projection" if self.by_name else what
@@ -127,46 +120,42 @@ class PerHead(RuleReader):
             raise ValueError(f"Heads cannot be cut. {listed(faults)}")
         return leaves
 
-    def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, tuple[str, bool]]:
-        """Finds by index the pattern of a parameter, and whether its heads are its inputs."""
-        sides = [side_of(name) for name in normalize_paths([*tree.paths, *tree.holes])]
-        with_queries = {module for side, module in sides if side in (QUERY, FUSED)}
+    def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, str]:
+        """Finds by index the pattern of a parameter."""
+        names = normalize_paths([*tree.paths, *tree.holes])
+        with_queries = {_module(name, _QUERIES) for name in names}
         chosen = {}
-        for leaf, name, (side, module) in zip(leaves, tree.names, sides, strict=False):
-            pattern = next((p for p in self.sizes if re.search(p, name)), None)
-            named = not self.by_name or (side and module in with_queries)
-            whole = leaf.layout is None or (side == OUTPUT and not self.output)
-            if pattern is not None and named and not whole:
-                chosen[leaf.index] = pattern, side == OUTPUT
+        for leaf, path, name in zip(leaves, tree.names, names, strict=False):
+            pattern = next((p for p in self.sizes if re.search(p, path)), None)
+            module = _module(name, f"{_QUERIES}|{_OTHERS}")
+            named = not self.by_name or (module is not None and module in with_queries)
+            if pattern is not None and named and leaf.layout is not None:
+                chosen[leaf.index] = pattern
         return chosen
 
 
-def side_of(name: str) -> tuple[str, str]:
-    """Tells which heads a layer holds, if any, and the module that it is in."""
-    for side, layers in _LAYERS.items():
-        found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
-        if found:
-            return side, found["module"]
-    return "", ""
+def _module(name: str, layers: str) -> str | None:
+    """Returns the module of a parameter, if the name of its layer is one of ``layers``."""
+    found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
+    return found["module"] if found else None
 
 
-def _numbers(layout: MatrixLayout, inputs: bool, size: int | None) -> DimensionNumbers:
-    """Returns dimension numbers of the heads among the outputs, or inputs, of a parameter."""
-    field, side = ("reduction_axes", "inputs") if inputs else ("output_axes", "outputs")
-    *numbering, axis = getattr(layout, field)
+def _numbers(layout: MatrixLayout, size: int | None) -> DimensionNumbers:
+    """Returns dimension numbers of the heads among the outputs of a parameter."""
+    *numbering, axis = layout.output_axes
     if numbering:  # the last axis is within a head, by all conventions that are known
         if size not in (None, layout.shape[axis]):
             raise ValueError(
-                f"the shape says that a head has {layout.shape[axis]} {side}, and head_size is"
+                f"the shape says that a head has {layout.shape[axis]} outputs, and head_size is"
                 f" {size}. Where sizes differ, give omp.per_head({{pattern: head_size, ...}})."
             )
         if layout.split_axis in numbering:  # each index is a head, of whichever block
             layout = dataclasses.replace(layout, split_axis=None, split_sizes=())
-        return dataclasses.replace(layout, **{field: (axis,)}).dimension_numbers()
+        return dataclasses.replace(layout, output_axes=(axis,)).dimension_numbers()
     blocks = layout.split_sizes or (layout.shape[axis],)
     if size is None or layout.split_axis not in (None, axis) or any(n % size for n in blocks):
         raise ValueError(
-            f"heads lie side by side among {' + '.join(map(str, blocks))} {side}, and head_size"
+            f"heads lie side by side among {' + '.join(map(str, blocks))} outputs, and head_size"
             f" {size} does not cut them. Give omp.per_head(head_size), d_model / heads in most"
             " models, or omp.per_head({pattern: head_size, ...}) where sizes differ."
         )

@@ -58,21 +58,9 @@ TO_HEADS = {
         lambda w, x: jnp.einsum("i,ichk->chk", x, w),
     ),
 }
-# From an input (heads, size) to what each head adds to the output, (heads, WIDTH).
-FROM_HEADS = {
-    "flax/out/kernel": ((HEADS, SIZE, WIDTH), lambda w, x: jnp.einsum("hk,hki->hi", x, w)),
-    "flat/out/kernel": (
-        (WIDTH, WIDTH),
-        lambda w, x: jnp.einsum("hk,hki->hi", x, w.reshape(HEADS, SIZE, WIDTH)),
-    ),
-    "torch/o_proj/weight": (
-        (WIDTH, WIDTH),
-        lambda w, x: jnp.einsum("hk,ihk->hi", x, w.reshape(WIDTH, HEADS, SIZE)),
-    ),
-}
 RULES = [("fused_axes", omp.MuonDimensionNumbers(0, (1, 2, 3)))]
 LAYERS = {"^layers": 0, "^maxtext": 1}
-PER_HEAD = omp.per_head(SIZE, output=True, rules=RULES, layer_axes=LAYERS)
+PER_HEAD = omp.per_head(SIZE, rules=RULES, layer_axes=LAYERS)
 
 
 def numbers(seed, *shape):
@@ -82,8 +70,8 @@ def numbers(seed, *shape):
 @functools.cache
 def inputs(path):
     """Inputs of tokens, and the gradient of a loss by what each head gives for them."""
-    layer_shape, layer = {**TO_HEADS, **FROM_HEADS}[path]
-    x = numbers(1, TOKENS, *((HEADS, SIZE) if path in FROM_HEADS else (WIDTH,)))
+    layer_shape, layer = TO_HEADS[path]
+    x = numbers(1, TOKENS, WIDTH)
     given = jax.eval_shape(layer, jnp.zeros(layer_shape), x[0]).shape
     return x, numbers(2, TOKENS, *given)
 
@@ -97,7 +85,7 @@ def gradient(path, shape, layer):
 @functools.cache
 def updates():
     """Updates of all layers by path, with the exact polar factor."""
-    flat = {path: gradient(path, *layer) for path, layer in {**TO_HEADS, **FROM_HEADS}.items()}
+    flat = {path: gradient(path, *layer) for path, layer in TO_HEADS.items()}
     shapes = nested_shapes(**{path.replace("/", "__"): x.shape for path, x in flat.items()})
     grads = jax.tree.structure(shapes).unflatten([flat[path] for path in by_path(shapes)])
     tx = omp.muonplus(1.0, beta=0.0, polar="svd", muon_weight_dimension_numbers=PER_HEAD)
@@ -122,18 +110,7 @@ def test_each_head_of_queries_keys_and_values_is_a_matrix(path):
         )
 
 
-@pytest.mark.parametrize("path", FROM_HEADS)
-def test_each_head_of_an_output_projection_is_a_matrix_where_asked(path):
-    x, g = inputs(path)
-    found = jax.vmap(functools.partial(FROM_HEADS[path][1], updates()[path]))(x)
-    for head in range(HEADS):
-        step = step_of(g[:, head].astype(np.float64).T @ x[:, head])  # (width, size)
-        np.testing.assert_allclose(
-            found[:, head], x[:, head] @ step.T, atol=5e-5, err_msg=str(head)
-        )
-
-
-def test_output_projections_and_other_matrices_stay_whole_by_default():
+def test_output_projections_and_other_matrices_stay_whole():
     tree = nested_shapes(
         **{f"h__{i}__attn__{name}__kernel": (12, 12) for i in range(2) for name in ("q", "k", "o")},
         h__0__attn__q__bias=(12,),
@@ -149,9 +126,6 @@ def test_output_projections_and_other_matrices_stay_whole_by_default():
     table = omp.describe(tree, omp.per_head(4))
     assert "h/{0..1}/attn/q/kernel  12x12  muon   4x12x3" in table
     assert "2      kernel: in, out (Flax, Keras); per head\n" in table
-    for i in "01":
-        found["h"][i]["attn"]["o"]["kernel"] = omp.MatrixSpec((0,), (1,), (4, 4, 4), 0)
-    assert omp.per_head(4, output=True)(tree) == found
 
 
 def test_the_users_rules_come_first():
@@ -185,7 +159,6 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
             {},
             r"attn/q/kernel \(12, 12\): .* and head_size 5 does not cut",
         ),
-        (ATTENTION, 5, {"output": True}, r"12 inputs"),
         (
             nested_shapes(**{f"h__{i}__query__kernel": (12, 3, 4) for i in range(3)}),
             3,
