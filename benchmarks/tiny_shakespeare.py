@@ -28,8 +28,7 @@ from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.rules import Name, Norm
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
-from examples.trainer.system import exit_status
-from examples.trainer.system.errors import UserError
+from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.system.files import write_atomically
 
 NAME = "tiny-shakespeare"
@@ -182,7 +181,7 @@ def written(values: list[float]) -> str:
 def command_line() -> int:
     """Runs the command line; returns the exit status."""
     config = tyro.cli(Config, prog="python -m benchmarks.tiny_shakespeare", description=__doc__)
-    return exit_status.run_command(lambda: main(config))
+    return run_command(lambda: main(config))
 
 
 if __name__ == "__main__":

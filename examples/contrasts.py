@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from examples.experiments.sweeps import contrasts
-from examples.trainer.system.exit_status import command
+from examples.trainer.system.errors import command
 
 
 def write(

@@ -12,7 +12,7 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import validation
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system.exit_status import command
+from examples.trainer.system.errors import command
 
 
 def tokens(data: Annotated[DataConfig, tyro.conf.arg(name="")]) -> str:

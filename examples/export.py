@@ -1,14 +1,31 @@
-"""A run's model for transformers: `python -m examples.export runs/NAME FOLDER`."""
+"""A run's model for transformers: `python -m examples.export runs/NAME FOLDER`.
 
+The folder has weights, configuration and tokenizer. The networks are GPT-2's (`GPT2LMHeadModel`)
+and LLaMA's (`LlamaForCausalLM`). Names are those of their configurations in transformers 5.23.
+"""
+
+import json
+import re
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
+import jax.numpy as jnp
+import numpy as np
+import optax
 import tyro
+from tokenizers import Tokenizer
 
-from examples.trainer.inference import trained
-from examples.trainer.inference.export import DType, write_folder
-from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.system.exit_status import command
+from examples.trainer.data.tokenizer import begin_with, end_of
+from examples.trainer.models.state_dict import to_state_dict
+from examples.trainer.runs import trained
+from examples.trainer.runs.trained import CheckpointRef
+from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
+from examples.trainer.system.errors import UserError, command, load_package
+
+DType = Literal["float32", "bfloat16"]
+TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
+"""The matrices that GPT-2 of transformers has as (in, out)."""
 
 
 def export(
@@ -30,9 +47,101 @@ def export(
     model = trained.load(CheckpointRef(run, step, mesh))
     network = model.config.model
     kind = dtype or network.param_dtype
-    names = write_folder(folder, model.params, network, model.tokenizer, kind)
-    lines = [f"step {model.step} of {run} in {kind}, written to {folder}:"]
-    return "\n".join([*lines, *(f"  {name}" for name in names)])
+    write_folder(folder, model.params, network, model.tokenizer, kind)
+    return f"step {model.step} of {run} in {kind}, written to {folder}"
+
+
+def write_folder(
+    folder: Path, params: optax.Params, config: ModelConfig, tokenizer: Tokenizer, dtype: DType
+) -> None:
+    """Writes a new folder.
+
+    Raises `UserError` for a network that transformers has no name for, `FileExistsError` for a
+    folder that exists.
+    """
+    word, end = end_of(tokenizer)
+    values = configuration(config, tokenizer.get_vocab_size(), dtype, end)
+    numpy = load_package("safetensors.numpy", "an export", "hf")
+    folder.mkdir(parents=True)
+    arrays = weights(params, config, dtype)
+    numpy.save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", values)
+    begins = Tokenizer.from_str(tokenizer.to_str())
+    begin_with(word, begins)  # each text begins as in the training
+    begins.save(str(folder / "tokenizer.json"))
+    ends: dict[str, Any] = dict.fromkeys(("bos_token", "eos_token", "pad_token"), word)
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.context}
+    write_json(folder / "tokenizer_config.json", {**kind, **ends})
+
+
+def weights(params: optax.Params, config: ModelConfig, dtype: DType) -> dict[str, np.ndarray]:
+    """The arrays by the names of transformers, each in memory of its own."""
+    found = {}
+    for name, x in to_state_dict(params, config).items():
+        transposed = config.family == "gpt" and TRANSPOSED.search(name)
+        array = x.astype(jnp.dtype(dtype), copy=False)
+        found[name] = np.ascontiguousarray(array.T if transposed else array)
+    return found
+
+
+def check_expressible(config: ModelConfig) -> None:
+    """Refuses a network that is neither GPT-2 nor LLaMA, by the setting that makes it so."""
+    if config.family == "gpt" and config.final_norm != "layer":
+        raise UserError(
+            f"--model.final-norm {config.final_norm}: GPT-2 of transformers has a LayerNorm before"
+            " its head, and this run has an RMSNorm, as the paper's code. Train with"
+            " --model.final-norm layer to export."
+        )
+    if is_gated(config) != (config.family == "llama"):
+        raise UserError(
+            f"--model.mlp {config.mlp}: {config.family} of transformers has no such MLP. Train"
+            " without --model.mlp to export."
+        )
+
+
+def configuration(config: ModelConfig, words: int, dtype: str, end: int) -> dict[str, Any]:
+    """What `config.json` holds, for a tokenizer of so many words that puts `end` before a text."""
+    check_expressible(config)
+    both = {
+        "vocab_size": words,
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": dtype,
+    }
+    if config.family == "gpt":
+        return both | {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_layer": config.n_layer,
+            "n_head": config.n_head,
+            "n_embd": config.d_model,
+            "n_inner": hidden_width(config),
+            "n_positions": config.context,
+            "layer_norm_epsilon": config.norm_epsilon,
+            "activation_function": "gelu_new",
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        }
+    return both | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": kv_heads(config),
+        "hidden_size": config.d_model,
+        "intermediate_size": hidden_width(config),
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_epsilon,
+        "hidden_act": "silu",
+        # transformers 5 reads the first, 4 the second.
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "rope_theta": config.rope_base,
+    }
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes values so that a person can read them."""
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 main = command(export, "examples.export")

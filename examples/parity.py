@@ -32,8 +32,7 @@ from examples.trainer.settings.model import ModelConfig, hidden_width
 from examples.trainer.settings.rules import Norm
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.settings.validation import Count, Positive, Share
-from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import make_program
 from examples.trainer.training.step import make_forward, shardings_of

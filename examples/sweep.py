@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 from examples.experiments.sweeps import command_line
 from examples.experiments.sweeps.run import sweep
-from examples.trainer.system import exit_status
+from examples.trainer.system.errors import leave, run_command
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        return exit_status.run_command(lambda: sweep(*command_line.parse(argv)))
+        return run_command(lambda: sweep(*command_line.parse(argv)))
     except KeyboardInterrupt:
         print("\nstopped; the same command continues.")
         return 130
 
 
 if __name__ == "__main__":
-    exit_status.leave(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -6,19 +6,39 @@ seven tasks of the paper's table "Downstream evaluation results".
 """
 
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import jax
+import numpy as np
 import tyro
+from lm_eval import simple_evaluate
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
+from tqdm import tqdm
 
-from examples.trainer.inference import trained
-from examples.trainer.inference.trained import CheckpointRef
-from examples.trainer.system.errors import load_package
-from examples.trainer.system.exit_status import command
+from examples.trainer.data.loader import place_rows
+from examples.trainer.data.tokenizer import end_id, ids_of
+from examples.trainer.models.sampling import Sampling, sample_ids
+from examples.trainer.runs import trained
+from examples.trainer.runs.trained import CheckpointRef, TrainedModel
+from examples.trainer.system.errors import UserError, command
 from examples.trainer.system.files import write_atomically
+from examples.trainer.training import sharding
+from examples.trainer.training.loss import token_scores
+from examples.trainer.training.step import on_targets
 
 PAPER = ("openbookqa", "hellaswag", "arc_easy", "wsc", "winogrande", "boolq", "piqa")
+LONGEST_ANSWER = 256  # tokens, for generation tasks that set no limit
+SHORTEST = 16  # tokens; shorter rows are padded to this, so that few lengths are compiled
+
+Request = tuple[tuple[str, str], list[int], list[int]]
+RowScores = tuple[np.ndarray, np.ndarray]
+"""For each token of a row after the first: nats, and whether no other token was likelier."""
 
 
 def evaluate(
@@ -37,19 +57,132 @@ def evaluate(
       limit: number of questions of each task; all by default.
       batch_size: number of answers at a time.
     """
-    load_package("lm_eval", "a task", "eval")
-    from examples.trainer.inference import lm_eval_model  # imports lm_eval
-
-    manager = lm_eval_model.find(tasks, str(include) if include else None)
+    manager = TaskManager(include_path=str(include) if include else None)
+    if unknown := [name for name in tasks if name not in manager.all_tasks]:
+        raise UserError(
+            f"there is no task {', '.join(unknown)}: `lm_eval ls tasks` lists those of lm_eval, "
+            "and --include names a folder with others."
+        )
     model = trained.load(checkpoint)
-    results, table = lm_eval_model.ask(
-        lm_eval_model.JaxLM(model, batch_size), tasks, manager, limit
+    found: Any = simple_evaluate(
+        JaxLM(model, batch_size),
+        tasks=list(tasks),
+        num_fewshot=0,
+        limit=limit,
+        task_manager=manager,
     )
-    kept = {"step": model.step, "limit": limit, "results": results}
+    kept = {"step": model.step, "limit": limit, "results": found["results"]}
     write_atomically(
         checkpoint.run / "tasks.json", json.dumps(kept, indent=2, default=str).encode()
     )
-    return table
+    return make_table(found)
+
+
+class JaxLM(TemplateLM):
+    """A model for lm_eval; every text begins with the token that starts a document."""
+
+    def __init__(self, model: TrainedModel, batch_size: int):
+        super().__init__()
+        self.model = model
+        shards = sharding.shard_count(model.mesh, sharding.RULES["batch"])
+        self.batch_size = -(-batch_size // shards) * shards
+        self.context = model.config.model.context
+        words = model.tokenizer.get_vocab_size()
+        self.token_scores = jax.jit(
+            on_targets(token_scores, model.config.model, words, model.mesh),
+            out_shardings=sharding.replicated(model.mesh),
+        )
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that starts a document."""
+        return end_id(self.model.tokenizer)
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Ids of a text, after the token that starts a document unless that is switched off."""
+        start = [] if add_special_tokens is False else [self.eot_token_id]
+        return [*start, *ids_of(self.model.tokenizer, [string])[0]]
+
+    def _loglikelihood_tokens(
+        self, requests: list[Request], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation, and whether greedy decoding would give it."""
+        if (longest := max(len(after) for *_, after in requests)) > self.context:
+            raise UserError(
+                f"a task has an answer of {longest} tokens, and the model sees {self.context}: "
+                "leave the task out, or train with a larger --model.context."
+            )
+        # Of a question that is longer than the context, the end is kept.
+        rows = [[*before, *after][-(self.context + 1) :] for _, before, after in requests]
+        scores = self.score(rows, disable_tqdm)
+        return [
+            (-float(nats[-len(after) :].sum()), bool(hits[-len(after) :].all()))
+            for (nats, hits), (*_, after) in zip(scores, requests, strict=True)
+        ]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability of whole texts, in windows of the model's context."""
+        totals = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="scoring"):
+            ids = self.tok_encode(request.args[0])
+            scores = self.score(windows(ids, self.context))
+            totals.append(-float(np.sum([nats.sum() for nats, _ in scores])))
+        return totals
+
+    def score(self, rows: Sequence[Sequence[int]], disable_tqdm: bool = True) -> list[RowScores]:
+        """The scores of rows of at most context + 1 tokens, in the order of the rows."""
+        # Rows of similar length form a batch, since a batch is as long as its longest row.
+        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        starts = range(0, len(order), self.batch_size)
+        scores: dict[int, RowScores] = {}
+        for start in tqdm(starts, disable=disable_tqdm, desc="scoring"):
+            chosen = order[start : start + self.batch_size]
+            found = self.score_batch([rows[i] for i in chosen])
+            scores |= dict(zip(chosen, found, strict=True))
+        return [scores[i] for i in range(len(rows))]
+
+    def score_batch(self, rows: Sequence[Sequence[int]]) -> list[RowScores]:
+        """The scores of at most as many rows as a batch has, padded to a common length."""
+        longest = max(map(len, rows)) - 1
+        length = min(max(SHORTEST, 2 ** math.ceil(math.log2(longest))), self.context)
+        padded = np.zeros((self.batch_size, length + 1), np.int32)
+        for line, row in zip(padded, rows, strict=False):
+            line[: len(row)] = row
+        place = sharding.of_batch(self.model.mesh)
+        inputs, targets = (place_rows(x, place) for x in (padded[:, :-1], padded[:, 1:]))
+        nats, hits = map(np.asarray, self.token_scores(self.model.params, inputs, targets))
+        sizes = [len(row) - 1 for row in rows]
+        return [(nats[i, :n].astype(np.float64), hits[i, :n]) for i, n in enumerate(sizes)]
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The greedy continuation of each text, up to the first of the task's stop strings."""
+        written = []
+        for request in tqdm(requests, disable=disable_tqdm, desc="writing"):
+            text, options = request.args
+            new = sample_ids(
+                self.model.forward,
+                self.model.params,
+                self.tok_encode(text),
+                int(options.get("max_gen_toks", LONGEST_ANSWER)),
+                self.model.config.model,
+                self.model.key(0),
+                Sampling(temperature=0.0),
+            )
+            if self.eot_token_id in new:
+                new = new[: new.index(self.eot_token_id)]
+            answer = self.model.tokenizer.decode(new)
+            ends = options.get("until", [])
+            for end in [ends] if isinstance(ends, str) else ends:
+                answer = answer.split(end)[0] if end else answer
+            written.append(answer)
+        return written
+
+
+def windows(ids: Sequence[int], context: int) -> list[Sequence[int]]:
+    """Rows in which each token after the first is a target exactly once."""
+    return [ids[start : start + context + 1] for start in range(0, len(ids) - 1, context)]
 
 
 main = command(evaluate, "examples.tasks")

@@ -5,17 +5,16 @@ import sys
 from collections.abc import Sequence
 
 # `run` imports slow packages itself: Ctrl-C during the imports then ends with a sentence.
-from examples.trainer.system import exit_status
-from examples.trainer.system.errors import UserError
+from examples.trainer.system.errors import leave, run_command
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     try:
-        return exit_status.run_command(lambda: run(argv), process_label)
+        return run_command(lambda: run(argv))
     except KeyboardInterrupt:
         print("\nstopped before the run began.")
-        return exit_status.of_signal(signal.SIGINT)
+        return 128 + signal.SIGINT
 
 
 def run(argv: Sequence[str]) -> int:
@@ -25,36 +24,25 @@ def run(argv: Sequence[str]) -> int:
 
     asked, preset = command_line.parse(argv)
     # Questions about flags are answered above, without the seconds that these imports take.
-    import jax
-
     from examples.trainer.runs import launch, processes
 
     if isinstance(asked, NewRun) and asked.compile_for:
         from examples.trainer.runs.compile_for import compile_for
 
         return compile_for(asked, argv)
-    try:
-        processes.join(asked.machine)
-        if isinstance(asked, NewRun) and asked.against:
-            from examples.trainer.runs.against import compare
-
-            return compare(asked, preset)
-        return launch.start(asked, preset)[0]
-    except Exception as error:
-        of_network = isinstance(error, ConnectionError | TimeoutError)
-        said = isinstance(error, UserError | OSError) and not of_network
-        if said or not jax.distributed.is_initialized():
-            raise
-        processes.exit_without_others(error)
+    processes.join(asked.machine)
+    if isinstance(asked, NewRun) and asked.against:
+        return launch.compare(asked, preset)
+    return launch.start(asked, preset)[0]
 
 
-def process_label() -> str:
-    """Names this process in a message if there are several, which only a run can find out."""
-    processes = sys.modules.get("examples.trainer.runs.processes")
-    return processes.process_label() if processes else ""
+def is_one_of_several() -> bool:
+    """Whether this process trains with others; only a run imports JAX."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
 
 
 if __name__ == "__main__":
     status = main(sys.argv[1:])
-    # Several processes take leave of each other first.
-    sys.exit(status) if process_label() else exit_status.leave(status)
+    # JAX lets several processes take leave of each other, and ends those that wait in vain.
+    sys.exit(status) if is_one_of_several() else leave(status)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import optax_muonplus as omp
-from examples.trainer.system import tables
+from examples.experiments.sweeps.results import markdown
 
 Side = Literal["row", "col"]
 SHAPES = ((128, 128), (341, 128), (128, 341))  # of attention, gate and up, down in a small LLaMA
@@ -104,7 +104,7 @@ def main() -> None:
                     + [f"{float(value):.2g}" for value in (*measures, order)]
                 )
     head = ["shape", "stage", "side", "variance", "relative", "largest / smallest", "ranks"]
-    print(tables.plain(head, rows, left=3))
+    print(markdown(head, rows, left=3))
 
 
 if __name__ == "__main__":

@@ -53,12 +53,21 @@ def _store(x: jax.Array, buffer: Buffer) -> Buffer:
 
 
 AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)
+# Where the storage of a dtype is that is more than arrays of numbers; its first use imports it.
+_STORAGES = {"int8": "optax_muonplus.int8"}
 
 
 def storage_of(dtype: np.dtype | None) -> Storage:
-    if dtype != np.int8:
-        return AS_NUMBERS
-    return importlib.import_module("optax_muonplus.int8").STORAGE  # its first use imports it
+    module = None if dtype is None else _STORAGES.get(dtype.name)
+    return importlib.import_module(module).STORAGE if module else AS_NUMBERS
+
+
+def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
+    """Returns ``mu_dtype`` as a dtype with a storage; raises ValueError for any other."""
+    for name in _STORAGES:
+        if value in (name, np.dtype(name), getattr(np, name), getattr(jnp, name)):
+            return np.dtype(name)
+    return floating_dtype("mu_dtype", value)
 
 
 class MomentumTransformation(optax.GradientTransformation):
@@ -100,8 +109,7 @@ class Momentum:
     @property
     def dtype(self) -> np.dtype | None:
         """The dtype of the buffer; None is that of the parameter."""
-        is_int8 = self.mu_dtype is not None and jnp.dtype(self.mu_dtype) == np.int8
-        return np.dtype(np.int8) if is_int8 else floating_dtype("mu_dtype", self.mu_dtype)
+        return momentum_dtype(self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)

@@ -10,10 +10,9 @@ import jax
 import pytest
 
 from examples import parity
-from examples.trainer.inference import trained
-from examples.trainer.inference.trained import CheckpointRef
 from examples.trainer.models import sampling
-from examples.trainer.runs import report
+from examples.trainer.runs import report, trained
+from examples.trainer.runs.trained import CheckpointRef
 from examples.trainer.training import program
 from tests.support.trainer import on_devices, train
 

@@ -1,7 +1,6 @@
 """Checkpoints: what they hold, when they are complete, where they resume, and their damage."""
 
 import json
-import os
 import resource
 import shutil
 import signal
@@ -11,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from examples import generate
 from examples.train import main
-from examples.trainer.runs import integrity
-from examples.trainer.runs.checkpoint import Checkpoints, restore_parts
+from examples.trainer.runs import checkpoint
+from examples.trainer.runs.checkpoint import CHECKSUMS, Checkpoints
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
@@ -30,9 +30,7 @@ from tests.support.trainer import (
     wait_for,
 )
 
-
-def about(step):
-    return {"step": step}
+LAST = str(STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -49,31 +47,31 @@ def test_checkpoint_holds_its_step_though_later_steps_reuse_the_memory(tmp_path)
     add_one = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     state = add_one((jnp.zeros((1 << 23,)), jnp.zeros(3)))
     overlapped = 0
-    with Checkpoints(tmp_path / "c", about) as checkpoints:
+    with Checkpoints(tmp_path / "c", {}) as checkpoints:
         checkpoints.save(1, TrainState(*state, jax.random.key(7)))
         for _ in range(5):
             state = add_one(state)
             overlapped += checkpoints.manager.is_saving_in_progress()
         jax.block_until_ready(state)
-        checkpoints.wait_until_saved()
+        checkpoints.manager.wait_until_finished()
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
             TrainState(*state, jax.random.key(7)),
         )
-        restored = checkpoints.restore(1, abstract)
+        with unittest.mock.patch.object(checkpoint, "check"):  # it has no settings of a run
+            restored = checkpoints.restore(1, abstract)
     assert overlapped, "the save was over before a step came: enlarge the state"
     assert float(state[0][0]) == 6
     assert float(restored.params.min()) == float(restored.params.max()) == 1
     assert jax.random.key_data(restored.key).tolist() == [0, 7]
 
 
-def test_checkpoint_metadata_has_settings_step_and_rows(finished):
-    written = json.loads((finished / f"checkpoints/{STEPS}/about/metadata").read_text())
-    config = json.loads((finished / "config.json").read_text())
-    own = {"step": STEPS, "rows": STEPS * 8, "tokenizer_sha256": unittest.mock.ANY}
-    assert written == {**config, **own}
-    assert "mesh" not in written["config"]  # nor does anything else say where it was computed
+def test_checkpoint_has_the_settings_and_the_tokenizer(finished):
+    written = json.loads((finished / f"checkpoints/{LAST}/about/metadata").read_text())
+    config = json.loads((finished / "config.json").read_text())["config"]
+    assert written == {"config": config, "tokenizer_sha256": unittest.mock.ANY}
+    assert "mesh" not in config  # nor does anything else say where it was computed
 
 
 def test_sigterm_then_resume_on_any_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
@@ -113,8 +111,7 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     wait_for(lambda: (tmp_path / "x" / "checkpoints" / "8").exists())
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
     shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2
-    assert f"cannot save to {tmp_path}/x/checkpoints" in shown and "make room" in shown
+    assert process.returncode not in (0, 143) and "File too large" in shown
     assert 8 <= saved_step(tmp_path / "x") < 120
     with on_devices(1):
         assert main(["--resume", str(tmp_path / "x")]) == 0
@@ -122,134 +119,76 @@ def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
     assert list(losses(tmp_path / "x")) == list(range(1, 121))
 
 
-# Damage
-
-
-PLACE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-
-
-def state_of(step):
-    params = {"a": jnp.full((8, 16), step, jnp.float32), "b": jnp.arange(3.0)}
-    return TrainState(params, {"mu": jnp.ones((64,))}, jax.random.key(step))
-
-
-def abstract():
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=PLACE), state_of(0)
-    )
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("made") / "checkpoints"
-    with Checkpoints(folder, about) as checkpoints:
-        for step in (3, 5):
-            checkpoints.save(step, state_of(step))
-    return folder
+# Damage, and files of other runs
 
 
 @pytest.fixture
-def folder(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "checkpoints")
+def copy(trained_run, tmp_path, one_device):
+    """A copy of a finished run with checkpoints of steps 16 and 24."""
+    return shutil.copytree(trained_run, tmp_path / "x")
 
 
-def restore(folder):
-    with Checkpoints(folder, about) as checkpoints:
-        return checkpoints.restore(5, abstract())
+def refusal(capsys, folder, command=main):
+    arguments = ["--resume", str(folder)] if command is main else [str(folder)]
+    assert command(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error") and "Traceback" not in shown
+    return shown
 
 
-def files(step):
-    """All that a checkpoint has in its two parts, but for an empty mark of Orbax."""
-    paths = [path for part in ("state", "about") for path in (step / part).rglob("*")]
-    return [p for p in paths if p.is_file() and p.name != "commit_success.txt"]
-
-
-def test_every_file_of_a_checkpoint_is_verified(folder):
-    step = folder / "5"
-    integrity.verify(step)
-    assert len(files(step)) > 5
-    for path in files(step):
+def test_every_file_of_a_state_is_verified(copy):
+    step = copy / "checkpoints" / LAST
+    metadata = json.loads((step / "about" / "metadata").read_text())
+    checkpoint.check(step, metadata)
+    paths = [path for path in (step / "state").rglob("*") if path.is_file()]
+    assert len(paths) > 4
+    for path in [path for path in paths if path.stat().st_size]:
         content = path.read_bytes()
         place = len(content) // 2
-        flipped = bytes([content[place] ^ 16])
-        for damaged in (
-            content[:place] + flipped + content[place + 1 :],
-            content[:place],
-            content[:place] + bytes(len(content) - place),
-            content + b"\0",
-        ):
-            path.write_bytes(damaged)
-            with pytest.raises(integrity.Damaged) as caught:
-                integrity.verify(step)
-            # A list with a bit flipped names the file whose line it is in.
-            assert path.name in str(caught.value) or path.name == integrity.LIST
-        path.unlink()
-        if path.name != integrity.LIST:
-            with pytest.raises(integrity.Damaged, match=f"{path.name} is missing"):
-                integrity.verify(step)
+        flipped = content[:place] + bytes([content[place] ^ 16]) + content[place + 1 :]
+        for damaged in (flipped, content[:place], content + b"\0", None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            with pytest.raises(UserError, match=rf"{step} is damaged: state/.*{path.name}"):
+                checkpoint.check(step, metadata)
         path.write_bytes(content)
-    integrity.verify(step)
+    checkpoint.check(step, metadata)
+    assert set(json.loads((step / "about" / CHECKSUMS).read_text())) == {
+        path.relative_to(step / "state").as_posix() for path in paths
+    }
 
 
-def test_damaged_checkpoint_names_its_file_its_step_and_the_one_before(folder):
-    path = next(iter(folder.glob("5/state/ocdbt.process_0/d/*")))
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    for read in (
-        lambda: restore(folder),
-        lambda: restore_parts(folder, None, {"params": abstract().params}, about),
-    ):
-        with pytest.raises(UserError) as caught:
-            read()
-        assert f"{folder}/5 is damaged: {path} has another content" in str(caught.value)
-        assert f"the checkpoint before it, of step 3, {folder}/3." in str(caught.value)
-    shutil.rmtree(folder / "3")
-    with pytest.raises(UserError, match="There is no checkpoint before it"):
-        restore(folder)
+def test_without_a_damaged_checkpoint_the_run_resumes_from_the_one_before(copy, capsys):
+    path = next(copy.glob(f"checkpoints/{LAST}/state/ocdbt.process_0/d/*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for command in (main, generate.main):
+        assert "Remove that folder: the run then resumes" in refusal(capsys, copy, command)
+    shutil.rmtree(copy / "checkpoints" / LAST)
+    assert main(["--resume", str(copy)]) == 0
+    assert list(losses(copy)) == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("parts", [2, 3, 20])
-def test_processes_share_the_verification(folder, parts):
-    step = folder / "5"
-    for path in files(step):
-        content = path.read_bytes()
-        if path.name == integrity.LIST:
-            continue
-        path.write_bytes(content + b" ")
-        found = []
-        for part in range(parts):
-            try:
-                integrity.verify(step, part, parts)
-            except integrity.Damaged as error:
-                found.append(str(error))
-        path.write_bytes(content)
-        assert len(found) == 1 and path.name in found[0]
+def test_the_state_of_another_run_or_step_is_refused(copy, finished, capsys):
+    state = copy / "checkpoints" / LAST / "state"
+    for other in (finished / "checkpoints" / LAST, copy / "checkpoints" / "16"):
+        shutil.rmtree(state)
+        shutil.copytree(other / "state", state)
+        for command in (main, generate.main):
+            assert f"{LAST} is damaged: " in refusal(capsys, copy, command)
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "[" * 100_000, '{"/etc/hostname": "4 0"}'])
-def test_a_list_of_other_files_is_refused(folder, content):
-    (folder / "5" / "state" / "more").write_bytes(b"")
-    with pytest.raises(integrity.Damaged, match="more is in no list of checksums"):
-        integrity.verify(folder / "5")
-    (folder / "5" / "about" / integrity.LIST).write_text(content)
-    with pytest.raises(integrity.Damaged, match=r"list of checksums|is missing, or no regular"):
-        integrity.verify(folder / "5")
-
-
-@pytest.mark.parametrize("kind", ["link to a file", "link to a device", "pipe", "link to a folder"])
-def test_links_pipes_and_devices_are_not_read(folder, kind):
-    step = folder / "5"
-    path = step / "state" / "_METADATA"
-    secret = folder.parent / "secret"
-    if kind == "link to a folder":
-        path = step / "state" / "ocdbt.process_0"
-        path.rename(secret)
-    else:
-        path.rename(secret)
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to("/dev/zero" if kind == "link to a device" else secret)
-    with pytest.raises(integrity.Damaged, match="is missing, or no regular file"):
-        integrity.verify(step)
+def test_a_changed_tokenizer_and_changed_settings_are_refused(copy, capsys):
+    path = copy / "tokenizer.json"
+    before, content = path.read_text(), json.loads(path.read_text())
+    words = content["model"]["vocab"]
+    one, other = list(words)[-2:]
+    words[one], words[other] = words[other], words[one]
+    path.write_text(json.dumps(content))
+    for command in (main, generate.main):
+        assert "with another tokenizer than the run has" in refusal(capsys, copy, command)
+    path.write_text(before)
+    path = copy / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["model"]["n_head"], content["config"]["seed"] = 1, 5
+    path.write_text(json.dumps(content))
+    for command in (main, generate.main):
+        assert "with another model, seed than the run has" in refusal(capsys, copy, command)

@@ -22,7 +22,7 @@ def test_a_run_that_fits(machine, capfd):
     assert main([*asked, *mesh]) == 0
     shown = capfd.readouterr().out
     for name in ("training step", "evaluation", "initial state"):
-        assert re.search(rf"{name} .* MB .* MB .* MB .*%", shown)
+        assert re.search(rf"{name} .* MB, .* MB, .* MB, \d+% of", shown)
     assert "fits        yes" in shown
     assert ("all-reduce" in shown) == (target.devices > 1)
     products = float(re.search(r"products +([\d.]+) GFLOP a device", shown)[1])

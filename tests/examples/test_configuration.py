@@ -4,17 +4,13 @@ import dataclasses
 import json
 import re
 
-import jax
 import pytest
 
-from examples import train
+from examples.export import check_expressible
 from examples.trainer.data import corpus
-from examples.trainer.inference.export import check_expressible
-from examples.trainer.runs import launch, processes
 from examples.trainer.settings import command_line
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import exit_status
 from examples.trainer.system.errors import UserError
 
 YAML = """
@@ -100,36 +96,3 @@ def test_there_are_at_most_60_flags(capsys, monkeypatch):
     found = set(re.findall(r"(?<![\w`-])--[a-z][\w.-]*\w(?= +[A-Z{\[]|, --[a-z.]*no-)", shown))
     assert {"--steps", "--model.scan", "--optimizer.name", "--data.paths"} <= found
     assert len(found) <= 60
-
-
-# How commands end
-
-
-JOINT = [
-    ValueError("UNKNOWN: Gloo all-reduce failed: [external/gloo/pair.cc:1] Connection closed"),
-    RuntimeError("DEADLINE_EXCEEDED: Barrier timed out. Id: 7"),
-    jax.errors.JaxRuntimeError("INTERNAL: anything"),
-]
-
-
-OTHER = [ValueError("operands could not be broadcast"), TimeoutError("of a socket"), KeyError("x")]
-
-
-@pytest.mark.parametrize("error", [*JOINT, *OTHER], ids=repr)
-def test_one_of_several_processes_ends_at_once(error, monkeypatch, capsys):
-    def left(status):
-        raise SystemExit(status)
-
-    def fail(*asked):
-        raise error
-
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(exit_status, "leave_at_once", left)
-    monkeypatch.setattr(processes, "join", lambda machine: None)
-    monkeypatch.setattr(launch, "start", fail)
-    with pytest.raises(SystemExit, match="1"):
-        train.main([])
-    shown = capsys.readouterr().err
-    sentence = "error (process 0): a computation of all processes failed"
-    assert (sentence in shown) == (error in JOINT)
-    assert ("Traceback" in shown) == (error in OTHER)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from examples import export as command
-from examples.trainer.inference import export
+from examples import export
 from examples.trainer.models.state_dict import from_state_dict
 from examples.trainer.system.errors import UserError
 from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, params_of, write
@@ -84,25 +83,11 @@ def test_networks_that_transformers_lacks(tmp_path, config, words):
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_overwritten_and_a_failure_leaves_nothing(tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match=r"there exists: give the name of a new folder"):
-        write(tmp_path / "there", GPT, params_of(GPT))
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(export, "write_tokenizer", full)
-    with pytest.raises(UserError, match=r"cannot write .*: No space left on device. To do: make"):
-        write(tmp_path / "new", GPT, params_of(GPT))
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
-
-
 def test_the_command_exports_a_run(text, tmp_path, capsys):
     with on_devices(1):
         layer = ("--model.final-norm", "layer", "--steps", "1")
         assert train(text, tmp_path, "--name", "x", *layer) == 0
-        assert command.main([str(tmp_path / "x"), str(tmp_path / "hf"), "--dtype", "bfloat16"]) == 0
+        assert export.main([str(tmp_path / "x"), str(tmp_path / "hf"), "--dtype", "bfloat16"]) == 0
     assert "step 1 of" in capsys.readouterr().out
     arrays = safetensors_numpy.load_file(tmp_path / "hf" / "model.safetensors")
     assert {str(x.dtype) for x in arrays.values()} == {"bfloat16"}

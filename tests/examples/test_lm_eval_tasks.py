@@ -11,8 +11,7 @@ import pytest
 
 from examples import tasks
 from examples.trainer.data.tokenizer import end_id
-from examples.trainer.inference import lm_eval_model, trained
-from tests.support.trained_model import naive_losses
+from tests.support.trained_model import logits_after, naive_losses
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -27,8 +26,8 @@ QUESTIONS = [
 @pytest.fixture
 def questions(tmp_path, monkeypatch):
     """A folder with tasks of each kind over a local file; of lm_eval's own none is read."""
-    own_only = functools.partial(lm_eval_model.TaskManager, include_defaults=False)
-    monkeypatch.setattr(lm_eval_model, "TaskManager", own_only)
+    own_only = functools.partial(tasks.TaskManager, include_defaults=False)
+    monkeypatch.setattr(tasks, "TaskManager", own_only)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(q) + "\n" for q in QUESTIONS))
     shared = (
@@ -82,7 +81,7 @@ def test_task_scores_equal_log_probabilities(trained_run, model, questions, caps
     for q in QUESTIONS:
         text = q["question"] + "x"
         ids = [end_id(model.tokenizer), *model.tokenizer.encode(text).ids]
-        rows = trained.windows(ids, model.config.model.context)
+        rows = tasks.windows(ids, model.config.model.context)
         nats += sum(naive_losses(model, row).sum() for row in rows)
         size += len(text.encode())
     bits = results["results"]["rolling"]["bits_per_byte,none"]
@@ -92,7 +91,7 @@ def test_task_scores_equal_log_probabilities(trained_run, model, questions, caps
 
 def test_answers_after_long_questions(varied_model):
     # Of a question that is longer than the window, its end counts.
-    lm = lm_eval_model.JaxLM(varied_model, batch_size=2)
+    lm = tasks.JaxLM(varied_model, batch_size=2)
     asked = [(q["question"], choice) for q in QUESTIONS for choice in q["choices"]]
     found = lm.loglikelihood([unittest.mock.Mock(args=pair) for pair in asked], disable_tqdm=True)
     for (nats, _), pair in zip(found, asked, strict=True):
@@ -100,19 +99,31 @@ def test_answers_after_long_questions(varied_model):
 
 
 def test_answers_end_where_they_are_told_to(model):
-    lm = lm_eval_model.JaxLM(model, batch_size=2)
+    lm = tasks.JaxLM(model, batch_size=2)
     ids = iter([model.tokenizer.encode("one two(three").ids, [7, lm.eot_token_id, 8]])
     ask = [unittest.mock.Mock(args=("q", {"until": ["("]})) for _ in range(2)]
-    with unittest.mock.patch.object(
-        lm_eval_model, "sample_ids", side_effect=lambda *args: next(ids)
-    ):
+    with unittest.mock.patch.object(tasks, "sample_ids", side_effect=lambda *args: next(ids)):
         assert lm.generate_until(ask) == ["one two", model.tokenizer.decode([7])]
 
 
-def test_unknown_task_and_missing_data_are_refused(trained_run, capsys, questions):
+def test_an_unknown_task_is_refused(trained_run, capsys, questions):
     given = [str(trained_run), "--include", str(questions), "--tasks"]
     assert tasks.main([*given, "choose", "colours"]) == 2
     assert "there is no task colours:" in capsys.readouterr().err
-    (questions / "q.jsonl").unlink()
-    assert tasks.main([*given, "choose"]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_scores_do_not_depend_on_the_batch(model):
+    rng = np.random.default_rng(0)
+    lengths = [2, 17, 9, 3, 16, 5, 17]  # context is 16
+    rows = [rng.integers(0, 300, n).tolist() for n in lengths]
+    for batch_size in (1, 3, 16):
+        scores = tasks.JaxLM(model, batch_size).score(rows)
+        for row, (nats, hits) in zip(rows, scores, strict=True):
+            np.testing.assert_allclose(nats, naive_losses(model, row), atol=2e-5)
+            assert (hits == (np.argmax(logits_after(model, row[:-1]), -1) == row[1:])).all()
+
+
+def test_windows_hold_every_token_as_target_once():
+    rows = tasks.windows(list(range(10)), 4)
+    assert rows == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [8, 9]]
+    assert tasks.windows(list(range(9)), 4)[-1] == [4, 5, 6, 7, 8]

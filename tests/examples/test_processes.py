@@ -11,21 +11,21 @@ from jax._src import distributed
 
 from examples.train import main
 from examples.trainer.runs import processes
-from examples.trainer.runs.stops import StopRequests
 from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.system.errors import UserError
 from tests.support.trainer import (
     PATIENCE,
-    STEPS,
     TOY,
     losses,
     on_devices,
     run_shell,
     saved_step,
+    train,
     wait_for,
 )
 
 MESH = ("--mesh", "data=2,fsdp=2")
+# JAX tells the processes of a signal in up to a second.
+MANY = ("--steps", "400", "--eval-every", "200", "--checkpoint-every", "50")
 
 
 def free_address():
@@ -77,23 +77,20 @@ def last_step(folder):
     return max(losses(folder), default=0) if folder.exists() else 0
 
 
-def test_stopped_and_killed_in_two_processes_then_resumed_in_one(
-    tmp_path, text, start, trained_run
-):
+def test_stopped_and_killed_in_two_processes_then_resumed_in_one(tmp_path, text, start):
     folder = tmp_path / "two"
-    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "two"]
-    pair = start(*flags, "--checkpoint-every", "4", *MESH)
+    flags = [*TOY, *MANY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "two"]
+    pair = start(*flags, *MESH)
     wait_for(lambda: last_step(folder) >= 5, *pair)
     pair[1].send_signal(signal.SIGTERM)  # and process 0, which got none, stops at the same step
     statuses, shown = ended(pair)
     assert statuses == [143, 143], shown
     stopped = saved_step(folder)
-    assert 5 <= stopped == last_step(folder) < STEPS
+    assert 5 <= stopped == last_step(folder) < 400
     assert "mesh   4 cpu devices in 2 processes, data=2 fsdp=2 tensor=1" in shown[0]
     assert f"stopped after step {stopped}; the run is saved." in shown[0]
-    assert shown[1] == ""
     [listed] = folder.glob(f"checkpoints/{stopped}/about/checksums.json")
-    assert all(f'"state/ocdbt.process_{i}/d/' in listed.read_text() for i in (0, 1))
+    assert all(f'"ocdbt.process_{i}/d/' in listed.read_text() for i in (0, 1))
 
     pair = start("--resume", str(folder), *MESH)
     wait_for(lambda: saved_step(folder) > stopped, *pair)
@@ -102,86 +99,35 @@ def test_stopped_and_killed_in_two_processes_then_resumed_in_one(
     assert ended(pair)[0] == [-signal.SIGKILL] * 2
     with on_devices(1):
         assert main(["--resume", str(folder)]) == 0
+        assert train(text, tmp_path, *MANY, "--name", "one") == 0
     for kind in ("train_loss", "val_loss"):
-        two, one = (losses(run, kind) for run in (folder, trained_run))
+        two, one = (losses(run, kind) for run in (folder, tmp_path / "one"))
         assert two.keys() == one.keys()
-        assert list(two.values()) == pytest.approx(list(one.values()), abs=1e-5)
+        assert list(two.values()) == pytest.approx(list(one.values()), abs=1e-3)
 
 
 def test_processes_with_different_flags_are_refused(tmp_path, text, start):
     flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path)]
     statuses, shown = ended(start(*flags, own=(("--seed", "1"), ("--seed", "2"))))
     assert statuses == [2, 2], shown
-    for i, text_of_process in enumerate(shown):
-        assert f"error (process {i}): processes 1 differ from process 0" in text_of_process
+    assert all("the processes differ in their flags" in one for one in shown)
     assert not list(tmp_path.iterdir())
 
 
-def joined_with(monkeypatch, machine, **variables):
-    """What `jax.distributed.initialize` is called with."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_join_passes_flags_to_jax():
     with (
         unittest.mock.patch.object(jax.distributed, "initialize") as initialize,
-        unittest.mock.patch.object(jax.config, "update"),
-        unittest.mock.patch.object(processes, "from_all") as meet,
+        unittest.mock.patch.object(processes, "wait_for_all") as meet,
     ):
-        processes.join(machine)
-    assert meet.called == initialize.called  # before one of them is late
-    return initialize.call_args and initialize.call_args.args
-
-
-def test_join_passes_flags_or_variables_to_jax(monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert joined_with(monkeypatch, MachineConfig(mesh="data=2")) is None
-    alone = joined_with(monkeypatch, MachineConfig(distributed=True))
-    assert alone == (None, None, None, None)  # JAX asks SLURM, Open MPI, TPU or Kubernetes
-    given = MachineConfig(coordinator="a:1", num_processes=2, process_id=0)
-    assert joined_with(monkeypatch, given) == ("a:1", 2, 0, None)
-    variables = {"JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"}
-    read = joined_with(monkeypatch, MachineConfig(distributed=True), **variables)
-    assert read == (None, 3, 2, None)  # and JAX reads JAX_COORDINATOR_ADDRESS
-    with pytest.raises(UserError, match="JAX_PROCESS_ID is 'one'"):
-        joined_with(monkeypatch, MachineConfig(distributed=True), JAX_PROCESS_ID="one")
-
-
-def task(local=3, tasks="8(x2)", gpus="0,1,2,3,4,5,6,7", **more):
-    """The variables that SLURM gives a task; `gpus` are those that it sees."""
-    return {
-        "SLURM_JOB_ID": "77",
-        "SLURM_NODEID": "0",
-        "SLURM_LOCALID": str(local),
-        "SLURM_STEP_TASKS_PER_NODE": tasks,
-        "CUDA_VISIBLE_DEVICES": gpus,
-        **more,
-    }
-
-
-@pytest.mark.parametrize(
-    ("variables", "taken"),
-    [
-        (task(), [3]),  # --ntasks-per-node=8 --gpus-per-node=8 --gpu-bind=none
-        (task(gpus="5"), [0]),  # --gpus-per-task=1: the task's own GPU is its number 0
-        (task(local=0, tasks="1(x2)"), [*range(8)]),  # one task on each host
-        (task(local=1, tasks="2(x2)"), [4, 5, 6, 7]),
-        (task(local=1, tasks="8(x2),4", SLURM_NODEID="2"), [2, 3]),  # of the third host
-        (task(local=1, tasks="2", gpus="0,1,2,3", SLURM_GPUS_PER_TASK="4"), [0, 1, 2, 3]),
-        (task(local=1, tasks="2", gpus="4,5,6,7", SLURM_GPUS_ON_NODE="8"), [0, 1, 2, 3]),
-        # The choice is that of JAX.
-        (task(JAX_LOCAL_DEVICE_IDS="6"), None),
-        ({"CUDA_VISIBLE_DEVICES": "0,1"}, None),
-        (task(gpus="NoDevFiles"), None),
-    ],
-)
-def test_a_task_of_slurm_takes_its_gpus(variables, taken):
-    assert processes.local_devices(variables) == taken
-
-
-def test_gpus_of_slurm_reach_jax_or_are_refused(monkeypatch):
-    found = joined_with(monkeypatch, MachineConfig(distributed=True), **task())
-    assert found == (None, None, None, [3])
-    with pytest.raises(UserError, match="3 tasks of SLURM share the 8 GPUs"):
-        processes.local_devices(task(local=0, tasks="3"))
+        processes.join(MachineConfig(mesh="data=2"))
+        assert not initialize.called and not meet.called
+        for machine in (
+            MachineConfig(distributed=True),  # JAX asks SLURM, Open MPI, TPU or Kubernetes
+            MachineConfig(coordinator="a:1", num_processes=2, process_id=0),
+        ):
+            processes.join(machine)
+    asked = [call.args for call in initialize.call_args_list]
+    assert asked == [(None, None, None), ("a:1", 2, 0)] and meet.call_count == 2
 
 
 @pytest.mark.parametrize(
@@ -194,23 +140,9 @@ def test_gpus_of_slurm_reach_jax_or_are_refused(monkeypatch):
     ],
 )
 def test_impossible_joins_are_refused(flags, words, capsys, monkeypatch):
-    for name in ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
     # Other tests have made arrays in this process, which would be the first complaint.
     monkeypatch.setattr(distributed.xla_bridge, "backends_are_initialized", lambda: False)
     assert main([*TOY, *flags]) == 2
     shown = capsys.readouterr().err
     assert words in shown and "--process-id" in shown
-
-
-def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with StopRequests(agree=lambda numbers, wait: tuple(numbers)) as requests:
-        assert not requests.stop()
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # schedulers send it again
-        assert requests.stop() and requests.agreed == signal.SIGTERM
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

@@ -1,14 +1,12 @@
-"""Runs that are stopped, crash, hang or diverge, and go on: the same losses."""
+"""Runs that are stopped or crash, and go on: the same losses."""
 
 import signal
 
-import jax
 import pytest
 
 from examples.train import main
-from examples.trainer.runs import processes, recorder
+from examples.trainer.runs.loop import StopRequests
 from examples.trainer.runs.metrics import read_metrics
-from examples.trainer.training import sharding
 from tests.support.trainer import (
     PATIENCE,
     STEPS,
@@ -73,33 +71,14 @@ def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text)
     assert "Traceback" not in shown
 
 
-def test_sigterm_stops_after_the_step_that_runs_where_steps_are_slow(tmp_path, text, monkeypatch):
-    def stopped(name):
-        with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
-            assert train(text, tmp_path, "--name", name) == 143
-        return saved_step(tmp_path / name)
-
-    assert stopped("quick") == 12  # one more was given to the devices already
-    monkeypatch.setattr(recorder, "SLOW", 0)
-    assert stopped("slow") == 11
-
-
-def test_agreement_is_of_the_call_before_or_where_it_waits_of_this_one(monkeypatch):
-    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
-    agree = processes.agreement(sharding.make_mesh("", jax.devices()))
-    assert agree((0, 1, 0), False) == (0, 0, 0)
-    assert agree((0, 0, 0), False) == (0, 1, 0)
-    assert agree((15, 0, 1), False) == (0, 0, 0)
-    assert agree((0, 0, 1), True) == (15, 0, 1)  # what was not read yet is not lost
-    assert agree((0, 1, 0), True) == (0, 1, 0)
-    assert agree((2, 0, 0), False) == (0, 0, 0)  # and nothing is read twice
-    assert agree((0, 0, 0), False) == (2, 0, 0)
-
-
-# A second Ctrl-C
-
-
-# Steps that are not finite
-
-
-# Spikes
+def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with StopRequests() as requests:
+        assert not requests.stop(0)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # schedulers send it again
+        assert requests.stop(1) and requests.signal == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before

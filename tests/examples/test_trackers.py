@@ -53,10 +53,9 @@ def tracked(trained_run, tmp_path):
 def test_figures_are_those_of_the_record(tracked, monkeypatch):
     fake = Fake()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setenv("WANDB_PROJECT", "mine")
     run = tracked("--tracker", "wandb")
     (_, begun), *logged, (last, _) = fake.calls
-    assert begun["project"] == "mine" and begun["name"] == "x" and begun["resume"] == "allow"
+    assert begun["name"] == "x" and begun["resume"] == "allow"
     assert begun["id"] == (run / "tracker_id").read_text() and last == "finish"
     assert begun["config"]["steps"] == STEPS
     found = {}

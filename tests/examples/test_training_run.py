@@ -69,9 +69,6 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
     assert max(map(len, lines[last : last + 2])) <= 100
 
 
-# Checkpoints and evaluations by time
-
-
 # Figures
 
 

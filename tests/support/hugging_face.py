@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from examples.trainer.inference.export import write_folder
+from examples.export import write_folder
 from examples.trainer.models.state_dict import abstract
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.training import sharding

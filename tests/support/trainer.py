@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from examples.train import main
 from examples.trainer.data.loader import place_batch
 from examples.trainer.data.prepare import prepare
-from examples.trainer.runs import recorder
-from examples.trainer.runs.metrics import Metrics, read_metrics
+from examples.trainer.runs.metrics import Metrics, Recorder, read_metrics
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers, sharding
@@ -101,11 +100,14 @@ def crash():
 
 
 def losses_are(broken, loss=math.nan):
-    """A context in which the losses of some steps are read as `loss`."""
-    calls = itertools.count(1)
-    return unittest.mock.patch.object(
-        recorder, "float", lambda x: loss if next(calls) in broken else float(x), create=True
-    )
+    """A context in which the losses of some steps, counted over all runs, are read as `loss`."""
+    add, steps = Recorder.add, itertools.count(1)
+
+    def add_broken(self, step, measured, waited):
+        measured = measured._replace(loss=loss) if next(steps) in broken else measured
+        add(self, step, measured, waited)
+
+    return unittest.mock.patch.object(Recorder, "add", add_broken)
 
 
 # The functions of a run, without its folder

@@ -13,7 +13,6 @@ from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import differences, from_dict
-from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 
@@ -67,17 +66,20 @@ def keep(folder: Path, asked: NewSweep, preset: str, dataset: Dataset) -> None:
                 "another --name, or give the flags it was begun with."
             )
         return
-    with files.explained(folder, "make"):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(plan, indent=2).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(plan, indent=2).encode())
 
 
 def read(path: Path) -> dict[str, Any]:
     """What was written; settings that were added to the code since as `from_dict` has it."""
-    advice = "Put it back, or choose another --name."
-    with files.parsing(path, "was not written by this version", advice):
+    try:
         old = json.loads(path.read_text())
         return {**old, "base": dataclasses.asdict(from_dict(RunConfig, old["base"]))}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} was not written by this version: {error}. Put it back, or choose another "
+            "--name."
+        ) from None
 
 
 def shared_config(config: RunConfig) -> RunConfig:

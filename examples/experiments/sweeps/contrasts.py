@@ -13,9 +13,8 @@ import pydantic
 from scipy import optimize, stats
 
 from examples.experiments.sweeps import results
-from examples.experiments.sweeps.results import Sweep
+from examples.experiments.sweeps.results import Sweep, markdown
 from examples.trainer.settings.validation import STRICT, from_dict
-from examples.trainer.system import files, tables
 from examples.trainer.system.errors import UserError
 
 
@@ -177,7 +176,7 @@ def table(contrasts: Iterable[Contrast], root: Path) -> str:
     for (row, p), corrected in zip(tested, holm([p for _, p in tested]), strict=True):
         row[2:4] = f"{p:.2g}", f"{corrected:.2g}"
     head = ["difference of losses", "mean, 95%", "p", "p (Holm)", "seeds", "refuted if"]
-    return tables.markdown(head, rows, padded=False)
+    return markdown(head, rows)
 
 
 def pooled_line(contrasts: Iterable[Contrast], root: Path) -> str:
@@ -197,9 +196,11 @@ def read(path: Path) -> list[Contrast]:
     """Reads a JSON list of contrasts, whose terms are [factor, sweep, method]."""
     terms = '[[1, "SWEEP", "Muon+ col_row"], [-1, "SWEEP", "Muon"]]'
     advice = f'Give a JSON list of {{"name": "...", "terms": {terms}}}.'
-    with files.parsing(path, "is no list of contrasts", advice):
+    try:
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
         for contrast in found:
             names = ("factor", "sweep", "method")
             contrast["terms"] = [dict(zip(names, t, strict=True)) for t in contrast["terms"]]
         return from_dict(list[Contrast], found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no list of contrasts: {error}. {advice}") from None

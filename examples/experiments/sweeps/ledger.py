@@ -49,9 +49,12 @@ class Ledger:
         self.path = folder / "runs.jsonl"
 
     def results(self) -> dict[Trial, Result]:
-        return dict(
-            self.parse(record) for record in files.read_json_lines(self.path, ADVICE).records
-        )
+        try:
+            return dict(map(parse, files.read_json_lines(self.path)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(
+                f"{self.path} has a line that is not the record of a run: {error!r}. {ADVICE}"
+            ) from None
 
     def losses(self) -> dict[Trial, float]:
         return {trial: result.loss for trial, result in self.results().items()}
@@ -60,22 +63,18 @@ class Ledger:
         """Appends a finished run in one write, so that lines of several processes do not mix."""
         record = {**dataclasses.asdict(trial), **dataclasses.asdict(result)}
         line = json.dumps(record) + "\n"
-        with files.explained(self.path, "write"):
+        with self.path.open("a+b", buffering=0) as file:
             # What a power cut has left becomes a line of its own, which is named when it is read.
-            before = "\n" if files.read_json_lines(self.path, ADVICE).torn else ""
-            with self.path.open("ab", buffering=0) as file:
-                file.write((before + line).encode())
+            file.seek(0)
+            before = "" if (file.read() or b"\n").endswith(b"\n") else "\n"
+            file.write((before + line).encode())
 
-    def parse(self, record: dict[str, Any]) -> tuple[Trial, Result]:
-        try:
-            trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
-            for curve in ("val", "train"):
-                record[curve] = [tuple(point) for point in record.get(curve, ())]
-            return trial, Result(**record)
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"{self.path} has a line that is not the record of a run: {error!r}. {ADVICE}"
-            ) from None
+
+def parse(record: dict[str, Any]) -> tuple[Trial, Result]:
+    trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
+    for curve in ("val", "train"):
+        record[curve] = [tuple(point) for point in record.get(curve, ())]
+    return trial, Result(**record)
 
 
 def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:

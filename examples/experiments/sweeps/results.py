@@ -2,13 +2,12 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.experiments.sweeps.ledger import Ledger, Result
-from examples.trainer.system import tables
 from examples.trainer.system.errors import UserError
 
 ADAMW, MUON = Method("adamw"), Method("muon", "", "jordan")
@@ -109,4 +108,10 @@ def table(sweep: Sweep) -> str:
         gap = spread(sweep.gaps(method, MUON)) if has_muon and method != MUON else ""
         rows.append([method.name, rate, spread(losses), gap, str(len(losses))])
     head = [sweep.name, "rate", "validation loss", "loss - Muon's", "seeds"]
-    return tables.markdown(head, rows)
+    return markdown(head, rows)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A table in Markdown; the first columns, ``left`` of them, hold words, the others numbers."""
+    rule = ["---" if i < left else "---:" for i in range(len(head))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *rows])

@@ -26,16 +26,15 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
-from examples.trainer.runs.launch import check_config, keep_compiled_programs
+from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.system import exit_status
 from examples.trainer.system.errors import Diverged
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import make_setup
+from examples.trainer.training.program import check_settings, make_setup
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
 
@@ -67,7 +66,7 @@ def finish(asked: NewSweep, preset: str) -> int:
             lock.release()  # `claim` has acquired it; `with` would count a second time
         if stopped_by:
             console.print("stopped; the same command continues.")
-            return exit_status.of_signal(stopped_by)
+            return 128 + stopped_by
     return 0
 
 
@@ -88,7 +87,7 @@ def check_methods(asked: NewSweep, preset: str) -> None:
     for method in grid.methods(asked.grid):
         trial = Trial(method, grid.rates(asked.grid, method)[0], 0)
         runs.append(grid.configure(asked.config, trial, asked.config.runs_dir))
-        check_config(runs[-1])
+        check_settings(runs[-1])
     before = PRESETS[preset][1].optimizer if preset in PRESETS else OptimizerConfig()
     # Folders are named by their factor, and have rules with a factor of their own too.
     before = dataclasses.replace(before, shape_scale=asked.config.optimizer.shape_scale)
@@ -141,7 +140,7 @@ def run_trial(
     started, diverged_at = time.monotonic(), None
     console.print(f"{trial.name} ...")
     try:
-        with only_writer(own_folder, console.print):
+        with only_writer(own_folder):
             display = Display(console, config.steps, evaluations=False)  # the result is one line
             outcome = execute(setup, own_folder, [display], lambda state, step: None)
         if outcome.stopped_by:

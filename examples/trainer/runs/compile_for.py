@@ -23,14 +23,11 @@ from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
 from examples.trainer.settings.presets import VOCABULARIES
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.system import tables
-from examples.trainer.system.errors import UserError
-from examples.trainer.system.exit_status import run_command
+from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import Program, check_rows, check_settings, program_of
+from examples.trainer.training.program import check_rows, check_settings, program_of
 
 USABLE_OF_GPU = 0.92  # the rest is for cuBLAS, NCCL and fragments: a guess
-HEAD = ("program", "arguments", "temporaries", "peak", "of memory")
 
 
 def compile_for(asked: NewRun, words: Sequence[str]) -> int:
@@ -44,31 +41,30 @@ def compile_for(asked: NewRun, words: Sequence[str]) -> int:
     return status
 
 
-def main(words: Sequence[str]) -> int:
-    """Compiles the programs of a command line, and prints what they need."""
-    return run_command(lambda: report(words))
-
-
 def report(words: Sequence[str]) -> int:
-    asked, preset = command_line.parse(words)
-    assert isinstance(asked, NewRun)
+    """Compiles the programs of a command line, and prints what they need."""
+    asked: Any = command_line.parse(words)[0]
     config, target = asked.config, target_of(asked.compile_for)
     if target.is_gpu:
         targets.assume_cudnn()
     mesh = sharding.make_mesh(asked.machine.mesh, list(targets.devices(target)))
     check_rows(config, mesh)
-    program = program_of(config, vocabulary(config), mesh)
-    step = compiled(train_step(program, config, mesh), target)
-    others = {
-        "evaluation": compiled(evaluation(program, config, mesh), target),
-        "initial state": compiled(program.init.trace(0), target),  # ty: ignore
+    program: Any = program_of(config, vocabulary(config), mesh)  # compiled, which types do not say
+    rows, fewer = (rows_of(config, parts, mesh) for parts in (1, config.accumulate))
+    rates = optimizers.Rates(0.0, 0.0)
+    traced = {
+        "training step": program.train_step.trace(program.abstract, rates, rows, rows),
+        "evaluation": program.loss.trace(program.abstract.params, fewer, fewer),
+        "initial state": program.init.trace(0),
     }
-    lines = [memory(name, one, target) for name, one in {"training step": step, **others}.items()]
-    print(f"{preset} on {asked.compile_for}, {sharding.describe(mesh)}")
-    print(f"attention by {attention.describe(config.model, Layout(mesh))}\n")
-    print(tables.plain(HEAD, [line[:-1] for line in lines]) + "\n")
-    print("\n".join(work(step)))
-    fits = all(share <= (USABLE_OF_GPU if target.is_gpu else 1.0) for *_, share in lines)
+    print(f"{asked.compile_for}, {sharding.describe(mesh)}")
+    print(f"attention by {attention.describe(config.model, Layout(mesh))}")
+    usable = target.memory * (USABLE_OF_GPU if target.is_gpu else 1)
+    programs = {name: compiled(one, target) for name, one in traced.items()}
+    for name, program in programs.items():
+        print(memory(name, program, target.memory))
+    print("\n".join(work(programs["training step"])))
+    fits = max(map(peak, programs.values())) <= usable
     print(f"fits        {'yes' if fits else 'no'}, {size(target.memory)} a device")
     return 0 if fits else 1
 
@@ -94,20 +90,9 @@ def vocabulary(config: RunConfig) -> int:
     return tokenizer.named(name).get_vocab_size() if name else config.data.vocab_size
 
 
-def train_step(program: Program, config: RunConfig, mesh: Mesh) -> Any:
-    step: Any = program.train_step  # its type says what it computes, not that it is compiled
-    rows = rows_of(config, config.batch_size, mesh)
-    return step.trace(program.abstract, optimizers.Rates(0.0, 0.0), rows, rows)
-
-
-def evaluation(program: Program, config: RunConfig, mesh: Mesh) -> Any:
-    loss: Any = program.loss
-    rows = rows_of(config, config.batch_size // config.accumulate, mesh)
-    return loss.trace(program.abstract.params, rows, rows)
-
-
-def rows_of(config: RunConfig, rows: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
-    shape = (rows, config.model.context)
+def rows_of(config: RunConfig, parts: int, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """The rows of a step, cut into parts."""
+    shape = (config.batch_size // parts, config.model.context)
     return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.of_batch(mesh))
 
 
@@ -118,16 +103,20 @@ def compiled(traced: Any, target: Target) -> Any:
         raise UserError(f"XLA refuses a program: {str(error).splitlines()[0][:300]}") from None
 
 
-def memory(name: str, program: Any, target: Target) -> tuple[Any, ...]:
-    """A line of the table, and the share of a device's memory.
-
-    Results that take the place of arguments do not count again.
-    """
+def peak(program: Any) -> int:
+    """Bytes on a device; results that take the place of arguments do not count again."""
     stats = program.memory_analysis()
-    given, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
-    peak = given + temporary + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    share = peak / target.memory
-    return name, size(given), size(temporary), size(peak), f"{share:.0%}", share
+    given, results = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    return given + stats.temp_size_in_bytes + results - stats.alias_size_in_bytes
+
+
+def memory(name: str, program: Any, available: float) -> str:
+    stats = program.memory_analysis()
+    return (
+        f"{name:13}  arguments {size(stats.argument_size_in_bytes)}, temporaries "
+        f"{size(stats.temp_size_in_bytes)}, peak {size(peak(program))}, "
+        f"{peak(program) / available:.0%} of the memory"
+    )
 
 
 def work(step: Any) -> list[str]:
@@ -147,4 +136,4 @@ def size(n: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: report(sys.argv[1:])))

@@ -1,5 +1,6 @@
 """Starts or resumes a run: chooses its folder, trains, and reports."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -14,18 +15,16 @@ from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes, tracker
-from examples.trainer.runs.folder import only_writer
+from examples.trainer.runs import processes, report, tracker
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
-from examples.trainer.runs.report import sample_text, write_results
 from examples.trainer.runs.tracker import Tracker
 from examples.trainer.settings import validation
 from examples.trainer.settings.command_line import NewRun, Resume, read_config_file
 from examples.trainer.settings.machines import MachineConfig
 from examples.trainer.settings.presets import PRESETS, as_published
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
-from examples.trainer.system import exit_status, files
+from examples.trainer.settings.rules import RULES
+from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
@@ -47,25 +46,20 @@ def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
     folder, setup = processes.first_then_others(lambda: setup_run(asked, preset, console))
     folder = Path(processes.from_first(str(folder)))
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
-    processes.connect(setup.mesh)
     if isinstance(asked, NewRun):
-        folder = processes.first_then_others(lambda: make_folder(folder, setup, preset))
-        folder = Path(processes.from_first(str(folder)))
-    again = run_folder.resume_command(folder, asked.machine.mesh)
-    resume = f"continue with\n  {again}"
+        processes.first_then_others(
+            lambda: run_folder.create(folder, setup.config, setup.dataset),
+        )
+    resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
     try:
-        with files.explained(f"a file of {folder}", "use", f"Then {resume}"):
-            with only_writer(folder, console.print):
-                stopped_by = train(setup, folder, console, asked.machine)
-            processes.wait_for_all()
+        with run_folder.only_writer(folder):
+            stopped_by = train(setup, folder, console, asked.machine)
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
         console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
-        if jax.process_count() > 1:  # they cannot agree on anything any more
-            exit_status.leave_at_once(exit_status.of_signal(signal.SIGINT))
-        return exit_status.of_signal(signal.SIGINT), folder
+        return 128 + signal.SIGINT, folder
     if stopped_by:
         console.print(resume)
-        return exit_status.of_signal(stopped_by), folder
+        return 128 + stopped_by, folder
     minutes = (time.monotonic() - started) / 60
     console.print(f"minutes          {minutes:.1f}\nfiles            {folder}")
     return 0, folder
@@ -75,16 +69,13 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     """The folder and the setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
-        check_config(config)
+        check_settings(config)
         optimizers.check_taken(config.optimizer, before_flags(asked, preset), [config.optimizer])
     else:
         folder = asked.resume
         config, data_key = run_folder.read_config(folder)
-        try:
-            check_config(config)
-        except UserError as error:
-            raise UserError(f"{folder / run_folder.CONFIG}: {error}") from None
         config = run_folder.lengthened(folder, config, asked.steps)
+        check_settings(config)
         run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     validation.check(asked.machine)
     list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
@@ -101,24 +92,6 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     return folder, setup
 
 
-def make_folder(folder: Path, setup: TrainingSetup, preset: str) -> Path:
-    """Makes the folder of a new run, without --name another if one has been made there since."""
-    config = setup.config
-    while True:
-        try:
-            run_folder.create(folder, config, setup.dataset)
-            return folder
-        except UserError:
-            if config.name or not folder.exists():
-                raise
-        folder = run_folder.choose_folder(config, preset)
-
-
-def check_config(config: RunConfig) -> None:
-    """Refuses what no run can have, before a text is read."""
-    check_settings(config)
-
-
 def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
     """The update rule that the flags of a new run change."""
     config = PRESETS[preset][1]
@@ -131,71 +104,77 @@ def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
-    config, tokenizer = setup.config, setup.dataset.tokenizer
-    display = Display(console, config.steps)
+    config = setup.config
     asked = dict.fromkeys(machine.tracker) if processes.is_first() else ()
     trackers = [Tracker(name, folder, config, console.print) for name in asked]
     outcome = execute(
         setup,
         folder,
-        [display, *trackers],
+        [Display(console, config.steps), *trackers],
         lambda state, start: describe_setup(setup, folder, state, start, console),
-        console.print,
     )
-    state = outcome.state
     if outcome.stopped_by:
         console.print(f"\nstopped after step {outcome.step}; the run is saved.")
         return outcome.stopped_by
-    sample = sample_text(
+    sample = report.sample_text(
         setup.program.forward,
-        state.params,
-        tokenizer,
+        outcome.state.params,
+        setup.dataset.tokenizer,
         config.prompt,
         config.sample_tokens,
         config.model,
-        state.key,
+        outcome.state.key,
     )
-    found = processes.together(lambda: report(folder, sample, console))
-    last = float(processes.from_first(str(found)))
-    if not math.isfinite(last):
-        raise UserError(
-            f"the run is finished, but its last validation loss is {last}: its parameters are of "
-            "no use. Start again with a lower --optimizer.learning-rate or "
-            "--optimizer.adam-learning-rate."
-        )
+    if processes.is_first():
+        summary, last = report.write_results(folder, sample)
+        console.print(f"\n{sample}\n", style="dim")
+        console.print(summary)
+        if not math.isfinite(last):
+            raise UserError(
+                f"the run is finished, but its last validation loss is {last}: its parameters are "
+                "of no use. Start again with a lower --optimizer.learning-rate or "
+                "--optimizer.adam-learning-rate."
+            )
     return 0
-
-
-def report(folder: Path, sample: str, console: Console) -> float | None:
-    if not processes.is_first():
-        return None
-    summary, last = write_results(folder, sample)
-    console.print(f"\n{sample}\n", style="dim")
-    console.print(summary)
-    return last
 
 
 def describe_setup(
     setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
 ) -> None:
     config, data = setup.config, setup.dataset
-    tokens = data.tokenizer.get_vocab_size()
     size = sum(x.size for x in jax.tree.leaves(state.params))
-    tokens_per_step = config.batch_size * config.model.context
-    epochs = setup.loader.epochs(config.steps)
-    table = optimizers.describe(config.optimizer, state.params)
     lines = [
-        table,
+        optimizers.describe(config.optimizer, state.params),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention.describe(config.model, Layout(setup.mesh))}",
         f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
-        f"tokens, {tokens} in the vocabulary",
+        f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
         lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
     lines.append(
-        f"run    step {start} to {config.steps} of {tokens_per_step:,} tokens "
-        f"({epochs:.2f} epochs), in {folder}"
+        f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
+        f"tokens ({setup.loader.epochs(config.steps):.2f} epochs), in {folder}"
     )
     console.print("\n".join(lines))
+
+
+def compare(asked: NewRun, preset: str) -> int:
+    """`--against RULE`: the same run with another update rule too, and the curves of both."""
+    rule, against = asked.config.optimizer, asked.against
+    if against is None or against == rule.name:
+        raise UserError(f"--against {against}: the run itself has that rule; give another one.")
+    name = f"{asked.config.name}-{against}" if asked.config.name else ""
+    other = dataclasses.replace(
+        asked.config, name=name, optimizer=dataclasses.replace(rule, name=against)
+    )
+    folders = []
+    for config in (asked.config, other):
+        status, folder = start(dataclasses.replace(asked, config=config), preset)
+        if status:
+            return status
+        folders.append(folder)
+    if processes.is_first():
+        print(report.compare(folders, (RULES[rule.name].title, RULES[against].title)))
+    return 0

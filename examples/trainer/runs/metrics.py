@@ -1,15 +1,15 @@
-"""The figures of a run: speed, rates and memory, and the file with one JSON object per line.
+"""The figures of a run: speed, rates, memory and losses, and the file that has them.
 
 The names are Levanter's (`throughput/...`, `grad/norm/total`, `optim/...`).
 `memory/peak_bytes_in_use` is the statistic of JAX, largest of the devices of process 0.
 """
 
-import contextlib
 import json
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -18,76 +18,49 @@ import optax
 from examples.compiled_programs import chips
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.model import training_flops_per_token
-from examples.trainer.system import files
-from examples.trainer.system.files import Lines
+from examples.trainer.system.errors import Diverged
+from examples.trainer.system.files import read_json_lines, write_atomically
+from examples.trainer.training import optimizers
 from examples.trainer.training.program import TrainingSetup
+from examples.trainer.training.step import Measured, TrainState
 
 METRICS = "metrics.jsonl"
-RESUME = "Then resume: the checkpoints are complete."
-ADVICE = "Remove that line, or put the file back: only tables and pictures need its figures."
-
-
-class Metrics:
-    """A file with one JSON object per line: `step` and what was measured at that step."""
-
-    def __init__(self, path: Path, step: int, say: Callable[[str], None] = print):
-        """Keeps earlier records up to `step`; those of later steps will be written again."""
-        self.file = None
-        if not is_first():  # process 0 writes for all
-            return
-        found = read_lines(path)
-        if found.torn:
-            say(
-                f"{path}: its last {found.torn} bytes are no whole line, as a kill or a power cut "
-                "leaves them; they are left out."
-            )
-        kept = [record for record in found.records if record["step"] <= step]
-        if found.torn or len(kept) < len(found.records):
-            content = "".join(json.dumps(record) + "\n" for record in kept)
-            files.write_atomically(path, content.encode())
-        self.file = path.open("a")
-
-    def add(self, step: int, **measured: Any) -> None:
-        """Appends a record and flushes it, so that others can read it."""
-        if self.file:
-            with files.explained(self.file.name, "write", RESUME):
-                self.file.write(json.dumps({"step": step, **measured}) + "\n")
-                self.file.flush()
-
-    def __enter__(self) -> "Metrics":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self.file:  # network disks may say only now that they are full
-            explained = files.explained(self.file.name, "write", RESUME)
-            with explained if kind is None else contextlib.suppress(OSError):
-                self.file.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records; a last line that a crash cut off is left out."""
-    return read_lines(path).records
-
-
-def read_lines(path: Path) -> Lines:
-    """All records, each with a `step` and with numbers."""
-    files.check_no_link(path)
-    return files.read_json_lines(path, ADVICE, problem_of)
-
-
-def problem_of(record: dict[str, Any]) -> str:
-    """What is wrong with a record; empty if all is well."""
-    if type(record.get("step")) is not int:
-        return "without a step"
-    others = [name for name, x in record.items() if type(x) not in (int, float)]
-    return f"with no number as {others[0]}" if others else ""
-
-
 DURATION = "throughput/duration"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 LOADING = "throughput/loading_time"
 MFU = "throughput/mfu"
 GRADIENT_NORM = "grad/norm/total"
+VAL_LOSS = "val_loss"
+
+MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite; one more ends the run
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records; a last line that a crash cut off is left out."""
+    return read_json_lines(path)
+
+
+class Metrics:
+    """A file with one JSON object per line: `step` and what was measured at that step."""
+
+    def __init__(self, path: Path, step: int):
+        """Keeps earlier records up to `step`; those of later steps will be written again."""
+        self.file = None
+        if is_first():  # process 0 writes for all
+            kept = [record for record in read_metrics(path) if record["step"] <= step]
+            lines = "".join(json.dumps(record) + "\n" for record in kept)
+            write_atomically(path, lines.encode())
+            self.file = path.open("a")
+
+    def add(self, step: int, **measured: Any) -> None:
+        """Appends a record and flushes it, so that others can read it."""
+        if self.file:
+            self.file.write(json.dumps({"step": step, **measured}) + "\n")
+            self.file.flush()
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
 
 
 class Work(NamedTuple):
@@ -138,3 +111,101 @@ def updates_made(opt_state: optax.OptState) -> int:
     kind = optax.ScaleByScheduleState
     states = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
     return int(next(state for state in states if isinstance(state, kind)).count)
+
+
+class Observer(Protocol):
+    """Follows a run."""
+
+    def begin(self, step: int) -> None:
+        """The run goes on after this step."""
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        """A record of `metrics.jsonl` was written."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Recorder:
+    """Writes and shows the figures of steps, those of a step while the next one is computed."""
+
+    def __init__(
+        self,
+        setup: TrainingSetup,
+        folder: Path,
+        observers: Sequence[Observer],
+        state: TrainState,
+        step: int,
+    ):
+        """The records in the folder are kept up to `step`, after which `state` is."""
+        self.setup, self.observers = setup, observers
+        self.metrics = Metrics(folder / METRICS, step)
+        self.rates = jax.jit(optimizers.schedules(setup.config.optimizer, setup.config.steps))
+        self.work = work_of(setup)
+        self.updates = updates_made(state.opt_state)
+        """How many updates were made: steps without those that were skipped."""
+        self.saved = step
+        """The last step that was saved."""
+        self.skipped = 0
+        """How many steps in a row, up to the last recorded one, were skipped."""
+        self.pending: tuple[int, Measured, float] | None = None
+        """The figures of a step that are not written yet."""
+        self.clock: float | None = None
+        """When the last step ended, from which the next is timed; None after a pause."""
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.metrics.close()
+
+    def add(self, step: int, measured: Measured, waited: float) -> None:
+        """Takes the figures of a step, which waited so long for its batch; writes the last ones."""
+        self.write()
+        self.pending = (step, measured, waited)
+
+    def pause(self) -> None:
+        """Writes all figures; the next step is not timed, as something else comes before it."""
+        self.write()
+        self.clock = None
+
+    def write(self) -> None:
+        """Waits for the step whose figures are pending, and writes them."""
+        if not self.pending:
+            return
+        (step, measured, waited), self.pending = self.pending, None
+        value = float(measured.loss)
+        if not math.isfinite(value):
+            self.skip(step)
+            return
+        now = time.monotonic()
+        matrices, rest = map(rounded, self.rates(self.updates))
+        figures = {
+            "train_loss": value,
+            GRADIENT_NORM: rounded(measured.grad_norm),
+            "optim/learning_rate": matrices,
+            "optim/adam_lr": rest,
+            **peak_memory(),
+        }
+        if self.clock is not None:
+            figures |= self.work.measured(now - self.clock)
+            figures[LOADING] = rounded(waited)
+        self.clock, self.skipped = now, 0
+        self.updates += 1
+        self.record(step, figures)
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        self.metrics.add(step, **figures)
+        for observer in self.observers:
+            observer.record(step, figures)
+
+    def skip(self, step: int) -> None:
+        """Records a skipped step; raises `Diverged` after too many in a row."""
+        self.skipped += 1
+        self.record(step, {"skipped": self.skipped})
+        self.clock = None
+        if self.skipped > MAX_SKIPPED:
+            raise Diverged(step, self.skipped, self.saved)
+
+    def evaluate(self, step: int, state: TrainState) -> None:
+        self.record(step, self.setup.evaluate(state.params).figures())

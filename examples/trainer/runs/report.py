@@ -1,7 +1,8 @@
-"""The results of a finished run: a picture, a sample of text, and a few lines of numbers."""
+"""The results of finished runs: pictures, a sample of text, and a few lines of numbers."""
 
 import io
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,14 +16,29 @@ from tokenizers import Tokenizer
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models.language_model import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
-from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, read_metrics
+from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, VAL_LOSS, read_metrics
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import short
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black
+SMOOTHED = 20  # steps averaged for a training loss, since single batches are noisy
+AGAINST = "against.png"
+
+Curve = dict[int, float]
+"""Step to loss, in nats per token."""
+
+
+def curve(records: Sequence[dict[str, Any]], name: str) -> Curve:
+    return {record["step"]: record[name] for record in records if name in record}
+
+
+def smooth(losses: Curve) -> Curve:
+    """The mean of each loss and those before it."""
+    values = list(losses.values())
+    means = (statistics.fmean(values[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(values)))
+    return dict(zip(losses, means, strict=True))
 
 
 def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
@@ -30,41 +46,28 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
     for words in figure.findobj(Text):
         words.set(color=INK)
     for axes in figure.findobj(Axes):
+        axes.grid(alpha=0.3)
         axes.tick_params(which="both", color=INK, labelcolor=INK)
         for spine in axes.spines.values():
             spine.set(edgecolor=INK)
     figure.savefig(target, dpi=150, transparent=True, **options)
 
 
-def plot_losses(records: list[dict[str, Any]], title: str, file: IO[bytes]) -> None:
-    train = [(r["step"], r["train_loss"]) for r in records if "train_loss" in r]
-    val = [(r["step"], r["val_loss"]) for r in records if "val_loss" in r]
+def plot_losses(records: Sequence[dict[str, Any]], title: str, file: IO[bytes]) -> None:
+    train, val = curve(records, "train_loss"), curve(records, VAL_LOSS)
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(*zip(*train, strict=True), color=BLUE, linewidth=1, alpha=0.7, label="training")
-    if val:
-        label = f"validation, at the end {val[-1][1]:.3f}"
-        axes.plot(*zip(*val, strict=True), color=ORANGE, marker="o", label=label)
+    axes.plot([*train], [*train.values()], color=BLUE, linewidth=1, alpha=0.7, label="training")
+    label = f"validation, at the end {[*val.values()][-1]:.3f}"
+    axes.plot([*val], [*val.values()], color=ORANGE, marker="o", label=label)
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     save_figure(figure, file, format="png")
 
 
-VAL_LOSS = "val_loss"
-SMOOTHED = 20  # steps averaged for the reported training loss, since single batches are noisy
-
-
 def write_results(folder: Path, sample: str) -> tuple[str, float]:
     """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
-    path = folder / METRICS
-    records = read_metrics(path)
-    if {VAL_LOSS, "train_loss"} - set().union(*records):
-        raise UserError(
-            f"{path} has no losses, though the run is finished: was it removed or replaced while "
-            "the run was going? The checkpoints are complete; put the file back and resume to get "
-            "the results."
-        )
+    records = read_metrics(folder / METRICS)
     picture = io.BytesIO()
     plot_losses(records, folder.name, picture)
     write_atomically(folder / "losses.png", picture.getvalue())
@@ -72,10 +75,8 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
     return summary(records), next(r[VAL_LOSS] for r in reversed(records) if VAL_LOSS in r)
 
 
-def summary(records: list[dict[str, Any]]) -> str:
-    train = [record["train_loss"] for record in records if "train_loss" in record][-SMOOTHED:]
-    speeds = [record[TOKENS_PER_SECOND] for record in records if TOKENS_PER_SECOND in record]
-    used = [record[MFU] for record in records if MFU in record]
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    train = [*curve(records, "train_loss").values()][-SMOOTHED:]
     val = next(record for record in reversed(records) if VAL_LOSS in record)
     lines = [
         f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
@@ -83,11 +84,45 @@ def summary(records: list[dict[str, Any]]) -> str:
         f"perplexity       {short(val['val_perplexity'])}",
         f"bits per byte    {val['val_bits_per_byte']:.4f}",
     ]
-    if speeds:
+    if speeds := curve(records, TOKENS_PER_SECOND).values():
         lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")
-    if used:
+    if used := curve(records, MFU).values():
         lines.append(f"MFU              {statistics.median(used):.1f}%  (median of the steps)")
     return "\n".join(lines)
+
+
+def compare(folders: Sequence[Path], titles: tuple[str, str]) -> str:
+    """Draws the curves of two runs into the folder of the first; returns what they ended at."""
+    records = [read_metrics(folder / METRICS) for folder in folders]
+    val = [curve(one, VAL_LOSS) for one in records]
+    first, second = (next(reversed(one.values())) for one in val)
+    picture = io.BytesIO()
+    plot_both([smooth(curve(one, "train_loss")) for one in records], val, titles, picture)
+    path = folders[0] / AGAINST
+    write_atomically(path, picture.getvalue())
+    return (
+        f"\nvalidation loss  {titles[0]} {first:.4f}, {titles[1]} {second:.4f}: a difference of"
+        f" {first - second:+.4f} with one seed\npicture          {path}"
+    )
+
+
+def plot_both(
+    train: Sequence[Curve], val: Sequence[Curve], titles: tuple[str, str], file: IO[bytes]
+) -> None:
+    """Losses above, and the first run's minus the second's below."""
+    figure = Figure(figsize=(7, 5.6), layout="constrained")
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    for title, color, smoothed, evaluated in zip(titles, (BLUE, ORANGE), train, val, strict=True):
+        above.plot([*smoothed], [*smoothed.values()], color=color, alpha=0.7)
+        above.plot([*evaluated], [*evaluated.values()], "o", color=color, label=title)
+    for (one, other), style in ((train, "-"), (val, "o")):
+        steps = [step for step in one if step in other]
+        below.plot(steps, [one[step] - other[step] for step in steps], style, color=BLUE)
+    below.axhline(0, color=ORANGE, linewidth=1)
+    above.set(ylabel="loss (nats per token)", title="lines: training, points: validation")
+    below.set(xlabel="step", ylabel=f"{titles[0]} - {titles[1]}")
+    above.legend(frameon=False)
+    save_figure(figure, file, format="png")
 
 
 def sample_text(

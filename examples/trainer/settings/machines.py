@@ -17,8 +17,8 @@ class MachineConfig:
     mesh: str = ""
     """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all on fsdp."""
     distributed: bool = False
-    """This is one of several processes, which find each other through SLURM, Open MPI or
-    JAX_COORDINATOR_ADDRESS."""
+    """This is one of several processes, which find each other through SLURM, Open MPI or a
+    TPU pod."""
     coordinator: str = ""
     """HOST:PORT of process 0, if they do not find each other; implies --distributed."""
     num_processes: int | None = None

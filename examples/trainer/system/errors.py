@@ -1,7 +1,13 @@
-"""Exceptions whose message is written for the person at the terminal, and packages that lack."""
+"""Errors whose message is written for the person at the terminal, and how commands end."""
 
+import contextlib
 import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -35,3 +41,41 @@ def load_package(module: str, use: str, file: str) -> ModuleType:
             f"{use} needs the package {module.split('.')[0]} ({error}): "
             f"pip install -r requirements/{file}.txt."
         ) from None
+
+
+def run_command(work: Callable[[], int | None]) -> int:
+    """Runs `work` and returns its exit status: 0 if it has none, 2 after an error to correct.
+
+    What Python says of a file has its name and the reason.
+    """
+    try:
+        return work() or 0
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def command(work: Callable[..., object], name: str) -> Callable[[Sequence[str]], int]:
+    """The `main` of a command that prints what `work` returns, whose signature has the flags."""
+
+    def main(argv: Sequence[str]) -> int:
+        import tyro  # slow, and `examples.train` imports this module before it can say a word
+
+        return run_command(lambda: print(tyro.cli(work, args=argv, prog=f"python -m {name}")))
+
+    return main
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process. After an error or a stop it does so at once, whatever threads still do.
+
+    Python would wait for threads first, among them those of a save that nobody waits for any more
+    and that may never end. What they write is in temporary folders until it is complete.
+    """
+    if status:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
+    sys.exit()

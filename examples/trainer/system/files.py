@@ -1,4 +1,4 @@
-"""Files that are never left half written, .jsonl files, and errors of files in words."""
+"""Files that are never left half written, and .jsonl files."""
 
 import contextlib
 import errno
@@ -6,11 +6,53 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples.trainer.system.errors import UserError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file in one step: after a power cut too there is the old file or the new one."""
+    # A random name, not the process id: processes on other hosts may share the folder and the id.
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # else the new name may be on the disk before the content
+    os.replace(partial, path)
+
+
+def check_regular(path: Path) -> None:
+    """Refuses a pipe or a device, reading which may never end."""
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"{path} is no regular file: put back the one that the run began with.")
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, none if there is no file.
+
+    Half a line at its end, or zero bytes, as a kill or a power cut leaves them, are left out.
+    """
+    if not path.exists():
+        return []
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def parse_json_line(line: bytes, where: str, advice: str) -> Any:
+    """The value of a line; `where` names the line in errors."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
+        raise UserError(f"{where} is not JSON ({error}). {advice}") from None
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
 
 REMEDIES = {
     errno.ENOSPC: "make room (df and df -i say whether bytes or inodes are used up)",
@@ -22,52 +64,6 @@ REMEDIES = {
     errno.ENOTDIR: "move the file that is in the place of a folder away",
     errno.ENOENT: "put back what was removed or moved",
 }
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file in one step: after a power cut too there is the old file or the new one."""
-    # A random name, not the process id: processes on other hosts may share the folder and the id.
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # else the new name may be on the disk before the content
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()  # what fitted on a full disk
-        error.filename = str(path)  # a failed write does not say it
-        raise
-
-
-def check_no_link(path: Path) -> None:
-    """Refuses a path of which others may have made a link, a pipe or a device."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise UserError(
-            f"{path} is a link, a pipe or a device, which is not followed: remove it, or put the "
-            "file or folder itself there."
-        )
-
-
-def check_inside(folder: Path) -> None:
-    """Refuses links that lead out of a folder, at any depth, and pipes and devices in it."""
-    root = folder.resolve()
-    for above, folders, names in os.walk(folder):
-        for path in (Path(above, name) for name in (*folders, *names)):
-            inside = Path(os.path.realpath(path)).is_relative_to(root)
-            if not (path.is_symlink() and inside):
-                check_no_link(path)
-
-
-def check_regular(path: Path) -> None:
-    """Refuses a pipe or a device, reading which may never end."""
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path} is no regular file: put back the one that the run began with.")
 
 
 def remedy(error: Exception) -> str:
@@ -110,53 +106,3 @@ def parsing(path: Path, what: str, advice: str) -> Generator[None]:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else error
         raise UserError(f"{path} {what}: {why}. {advice}") from None
-
-
-class Lines(NamedTuple):
-    """The content of a .jsonl file."""
-
-    records: list[dict[str, Any]]
-    torn: int
-    """Bytes after the last whole line: half a line or zero bytes, as a kill or a power cut leaves
-    them. They are in no record."""
-
-
-def read_json_lines(
-    path: Path, advice: str, problem_of: Callable[[dict[str, Any]], str] = lambda record: ""
-) -> Lines:
-    """All records of a file, none if there is no file; empty lines are skipped.
-
-    A line that is no JSON object, or a record with a problem (in words that follow it), raises
-    `UserError`, which says which, and `advice`.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return Lines([], 0)
-    except OSError as error:
-        raise failure(error, path, "read") from None
-    end = content.rstrip(b"\0").rfind(b"\n") + 1
-    records = []
-    for number, line in enumerate(content[:end].split(b"\n"), 1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            record = parse_json_line(line, where, advice)
-            if not isinstance(record, dict):
-                raise UserError(f"{where} is {shown(record)}, and not a JSON object. {advice}")
-            if problem := problem_of(record):
-                raise UserError(f"{where} is a record {problem}. {advice}")
-            records.append(record)
-    return Lines(records, len(content) - end)
-
-
-def parse_json_line(line: bytes, where: str, advice: str) -> Any:
-    """The value of a line; `where` names the line in errors."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # also of bytes that are not UTF-8
-        raise UserError(f"{where} is not JSON ({error}). {advice}") from None
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,1 +1,0 @@
-"""Uses of a trained model: loading, text, scores of texts, tasks of lm_eval, exports."""
