@@ -149,7 +149,7 @@ class Chain:
             factor, now = link.update(factor, old)
             new.append(now)
         *before, fused = self.links[:first]
-        return (*before, fused.times(factor)), states[:first], new
+        return (*before, dataclasses.replace(fused, factor=factor)), states[:first], new
 
 
 def _is_of_optax(link: Any) -> bool:
@@ -176,7 +176,7 @@ def _link_of(parts: Sequence[Any], run: Run) -> Any:
     momentum = parts[0] if isinstance(parts[0], Momentum) else None
     if momentum is not None and len(parts) == 1:
         return optax.GradientTransformation(momentum.init, momentum.update)
-    return FusedLink.of(momentum, parts[momentum is not None :], run=run)
+    return FusedLink(momentum, parts[momentum is not None :], run=run)
 
 
 def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:

@@ -1,6 +1,7 @@
 """A momentum and the functions of it that follow: each matrix is read and written once."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -26,24 +27,16 @@ class FusedLink:
     """Functions of each matrix, or of its momentum, which is made where it is read."""
 
     momentum: Momentum | None
-    functions: tuple[MatrixFunction | DualNorm, ...]  # as they were given
-    program: Program  # what runs of them
+    functions: Sequence[MatrixFunction | DualNorm]  # as they were given
     rounds: bool = True  # to the dtype of the gradients; else results have that of the momentum
     run: Run = run_plain
+    factor: jax.Array | None = None  # of all results, as a learning rate
 
-    @classmethod
-    def of(
-        cls,
-        momentum: Momentum | None,
-        functions: Sequence[MatrixFunction | DualNorm],
-        rounds: bool = True,
-        run: Run | None = None,
-    ) -> "FusedLink":
-        program = compile_parts(momentum, functions)
-        return cls(momentum, tuple(functions), program, rounds, run or run_plain)
-
-    def times(self, factor: jax.Array) -> "FusedLink":
-        return dataclasses.replace(self, program=self.program.times(factor))
+    @functools.cached_property
+    def program(self) -> Program:
+        """What runs of the functions."""
+        program = compile_parts(self.momentum, self.functions)
+        return program if self.factor is None else program.times(self.factor)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         functions = [f for f in self.functions if not isinstance(f, DualNorm)]
@@ -64,10 +57,8 @@ class FusedLink:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            rounded_to, divisor = self.program.input_dtype, self.program.divisor
-            mu, operands = self.momentum.advance(
-                updates, mu, rounded_to, divisor, params is not None
-            )
+            program = self.program
+            mu, operands = self.momentum.advance(updates, mu, program.input_dtype, program.divisor)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)
@@ -85,7 +76,9 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
         for shape in leaf.matrix.block_shapes():
             shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
     for (probe, name), function in itertools.product(shapes.items(), functions):
-        if _is_known(function, probe.dtype):
+        options = vars(function)
+        is_known = type(function) in (Orthogonalize, Normalize, ScaleByShape)
+        if is_known and not options.get("compute_dtype") and not callable(options.get("polar")):
             continue
         try:
             result = jax.eval_shape(lambda x, function=function: function(x), probe)
@@ -99,12 +92,3 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
                 " same shape, floating-point and real where they are; for"
                 f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )
-
-
-def _is_known(function: MatrixFunction, dtype: Any) -> bool:
-    """Returns whether a function of the library is defined for all matrices of ``dtype``."""
-    if type(function) is Orthogonalize and not callable(function.polar):
-        is_complex = jnp.issubdtype(dtype, jnp.complexfloating)
-        operand = function.compute_dtype
-        return operand is None or jnp.issubdtype(operand, jnp.complexfloating) == is_complex
-    return type(function) in (Normalize, ScaleByShape)

@@ -6,6 +6,7 @@ This is the only place that moves axes of parameters.
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,6 @@ from optax.contrib import MuonDimensionNumbers
 
 AxisNumbers = int | Sequence[int]
 Shape = tuple[int, ...]
-
-
-def all_integers(values: Sequence[Any]) -> bool:
-    """Tells whether all are whole numbers; True and False are not."""
-    return all(isinstance(x, int | np.integer) and not isinstance(x, bool) for x in values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +37,7 @@ class MatrixSpec:
         axis.
 
     Raises:
-      ValueError: for sizes that are no integers, and for ``split_axis`` without sizes.
+      ValueError: for ``split_axis`` without sizes.
     """
 
     reduction_axis: AxisNumbers = 0
@@ -50,13 +46,9 @@ class MatrixSpec:
     split_axis: int | None = None
 
     def __post_init__(self) -> None:
-        sizes = self.split_sizes
-        if sizes is not None:
-            if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not all_integers(sizes):
-                raise ValueError(
-                    f"split_sizes must be the sizes of the blocks, as in (64, 64); got {sizes!r}."
-                )
-            object.__setattr__(self, "split_sizes", tuple(map(int, sizes)))
+        if self.split_sizes is not None:
+            sizes = tuple(map(operator.index, self.split_sizes))
+            object.__setattr__(self, "split_sizes", sizes)
         elif self.split_axis is not None:
             raise ValueError(
                 f"split_axis={self.split_axis} without split_sizes cuts nothing: give the sizes of"
@@ -103,12 +95,10 @@ class MatrixLayout:
         """Returns the layout of a parameter of ``shape`` that ``spec`` describes.
 
         Raises:
-          ValueError: if the parameter has an empty axis, an axis does not exist or is named twice,
-            a side has no axis, or split sizes do not add up.
+          ValueError: if an axis does not exist or is named twice, a side has no axis, or split
+            sizes do not add up.
         """
         shape = tuple(shape)
-        if 0 in shape:
-            raise ValueError(f"a parameter of shape {shape} has an empty axis; leave it out.")
         reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
         output = _axes(shape, spec.output_axis, "output_axis", spec)
         both = reduction + output
@@ -266,7 +256,8 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
     several = isinstance(axes, Sequence) and not isinstance(axes, str)
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
-    if not given or not all_integers(given) or not all(-ndim <= axis < ndim for axis in given):
+    are_integers = all(isinstance(axis, int | np.integer) for axis in given)
+    if not given or not are_integers or not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(
             f"{name} of {spec} must name one or more of the axes of shape {shape}. A parameter that"
             " is not a matrix gets None, which leaves it to AdamW."

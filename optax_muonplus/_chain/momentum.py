@@ -44,30 +44,18 @@ class Storage:
     store: Callable[[jax.Array, Buffer], Buffer]
 
 
-def _load(buffer: jax.Array) -> jax.Array:
-    return buffer
-
-
-def _store(x: jax.Array, buffer: Buffer) -> Buffer:
-    return (saturating_cast(x, buffer[0].dtype),)
-
-
-AS_NUMBERS = Storage(MomentumState, MomentumState, _load, _store)
-# Where the storage of a dtype is that is more than arrays of numbers; its first use imports it.
-_STORAGES = {"int8": "optax_muonplus.int8"}
+AS_NUMBERS = Storage(
+    MomentumState,
+    MomentumState,
+    load=lambda buffer: buffer,
+    store=lambda x, buffer: (saturating_cast(x, buffer[0].dtype),),
+)
 
 
 def storage_of(dtype: np.dtype | None) -> Storage:
-    module = None if dtype is None else _STORAGES.get(dtype.name)
-    return importlib.import_module(module).STORAGE if module else AS_NUMBERS
-
-
-def momentum_dtype(value: DTypeLike | None) -> np.dtype | None:
-    """Returns ``mu_dtype`` as a dtype with a storage; raises ValueError for any other."""
-    for name in _STORAGES:
-        if value in (name, np.dtype(name), getattr(np, name), getattr(jnp, name)):
-            return np.dtype(name)
-    return floating_dtype("mu_dtype", value)
+    if dtype != np.int8:
+        return AS_NUMBERS
+    return importlib.import_module("optax_muonplus.int8").STORAGE  # its first use imports it
 
 
 class MomentumTransformation(optax.GradientTransformation):
@@ -109,7 +97,8 @@ class Momentum:
     @property
     def dtype(self) -> np.dtype | None:
         """The dtype of the buffer; None is that of the parameter."""
-        return momentum_dtype(self.mu_dtype)
+        is_int8 = self.mu_dtype is not None and jnp.dtype(self.mu_dtype) == np.int8
+        return np.dtype(np.int8) if is_int8 else floating_dtype("mu_dtype", self.mu_dtype)
 
     def init(self, params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)
@@ -132,7 +121,6 @@ class Momentum:
         state: Any,
         rounded_to: Any = None,
         divisor: float = 1.0,
-        compared: bool = False,
     ) -> tuple[Any, list[Operand]]:
         """Takes one step of the moving average; returns the state, and a direction for each leaf.
 
@@ -140,14 +128,13 @@ class Momentum:
         narrow, they are computed from it, which is in memory anyway, and else from the sum before
         it was rounded. Numbers in eight bits are read as they are stored. ``divisor`` divides the
         directions before they can overflow: with bias correction they are up to twice as large as
-        the largest gradient. Gradients that were ``compared`` with parameters are not checked.
+        the largest gradient.
         """
         storage = storage_of(self.dtype)
         if getattr(state, "_fields", None) != storage.state._fields:
             should = storage.state.__name__
             raise wrong_state(f"it has {type(state).__name__}, where {should} should be")
-        if not compared:
-            check_gradients(updates, state[0], "momentum")
+        check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
         pairs = zip(buffers, grads, strict=True)

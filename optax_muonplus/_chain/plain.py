@@ -1,7 +1,4 @@
-"""Functions applied to the matrices of leaves, in a few lines: this is what a chain means.
-
-Every other ``run`` of a chain gives the same numbers, to the rounding of sums in another order.
-"""
+"""Functions applied to the matrices of leaves, in a few lines: this is what a chain means."""
 
 from collections.abc import Callable, Sequence
 

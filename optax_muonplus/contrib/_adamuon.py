@@ -63,7 +63,7 @@ class AdaMuon(Rescaled):
     sign: bool = True
     momentum: Momentum = Momentum()
     polar_factor: Orthogonalize = Orthogonalize()
-    run: transforms.Run | None = None
+    run: transforms.Run = transforms.run_plain
     state = AdaMuonState
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class AdaMuon(Rescaled):
     def polar_step(self) -> transforms.FusedLink:
         """The momentum, and the polar factor of its signs."""
         functions = [Sign(), self.polar_factor] if self.sign else [self.polar_factor]
-        return transforms.FusedLink.of(self.momentum, functions, rounds=False, run=self.run)
+        return transforms.FusedLink(self.momentum, functions, rounds=False, run=self.run)
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each entry."""

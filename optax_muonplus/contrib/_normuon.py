@@ -69,7 +69,7 @@ class NorMuon(Rescaled):
     shape_scale: ShapeScale = "max"
     momentum: Momentum = Momentum()
     polar_factor: Orthogonalize = Orthogonalize()
-    run: transforms.Run | None = None
+    run: transforms.Run = transforms.run_plain
     state = NorMuonState
 
     def __post_init__(self) -> None:
@@ -83,9 +83,7 @@ class NorMuon(Rescaled):
     @property
     def polar_step(self) -> transforms.FusedLink:
         """The momentum and its polar factor."""
-        return transforms.FusedLink.of(
-            self.momentum, [self.polar_factor], rounds=False, run=self.run
-        )
+        return transforms.FusedLink(self.momentum, [self.polar_factor], False, self.run)
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each row or column, where it lies."""
