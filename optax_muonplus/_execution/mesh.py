@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
@@ -47,10 +46,7 @@ def apply_sharded(
     theirs and has as many exponent bits. Results equal those of rounding after the transfer, have
     the dtypes of the records, and are sharded as the operands.
     """
-    operands = [
-        _in_whole_blocks(operand).map(functools.partial(_sharded_as, leaf))
-        for operand, leaf in zip(operands, leaves, strict=True)
-    ]
+    operands = [_in_whole_blocks(x) for x in operands]
     computes = list(dict.fromkeys(x.compute for x in operands))
     # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
     # and jax.shard_map as arguments. Python numbers stay constants of the program.
@@ -60,26 +56,13 @@ def apply_sharded(
     static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
     sharded = tuple(ShardedLeaf.of(leaf, x.dtype) for leaf, x in zip(leaves, operands, strict=True))
     arrays = [x.arrays for x in operands]
-    given = hyperparams, arrays, static, sharded, _platform(leaves)
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)):
-        return _apply(*given)
-    # Outside of jit every operation would be a program of its own, and compiled anew at every call.
-    return _apply_compiled(*given)
+    return _apply(hyperparams, arrays, static, sharded, _platform(leaves))
 
 
 def _in_whole_blocks(operand: Operand) -> Operand:
     """Loads an operand with numbers for blocks, since a shard may cut a block."""
     shapes = {x.shape for x in operand.arrays}
     return operand if len(shapes) == 1 else Operand.of(operand.load())
-
-
-def _sharded_as(leaf: LeafInfo, x: jax.Array) -> jax.Array:
-    """Returns ``x``, which may be a momentum, sharded over Explicit axes as its gradient is."""
-    typed = jax.typeof(x).sharding
-    if leaf.sharding is None or not axes_of_type(typed.mesh, AxisType.Explicit):
-        return x
-    wanted = as_named(leaf.sharding, [AxisType.Explicit])
-    return x if typed.spec == wanted.spec else jax.sharding.reshard(x, wanted)
 
 
 def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
@@ -92,6 +75,8 @@ def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
     return next((platform_of(x.flat[0].platform) for x in devices), None)
 
 
+# Outside of jit every operation would be a program of its own, and compiled anew at every call.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _apply(
     hyperparams: dict[int, jax.Array],
     arrays: Sequence[Arrays],
@@ -106,7 +91,9 @@ def _apply(
 
     routes, _ = plan(leaves, merged(hyperparams)[1])
 
-    def on_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
+    def on_device(
+        platform: Platform, hyperparams: dict[int, jax.Array], *shards: Arrays
+    ) -> tuple[jax.Array, ...]:
         computes, program = merged(hyperparams)
         operands = [
             Operand(x, leaf.dtype, computes[i])
@@ -115,16 +102,15 @@ def _apply(
         results: dict[int, jax.Array] = {}
         for route in routes:
             device = _Device(program, route, leaves, platform)
-            if route.is_local:
-                results |= device.work_in_place(operands)
-            else:
-                results |= device.exchange(operands)
+            apply = device.exchange if route.worker_axes else device.work_in_place
+            results |= apply(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    return _on_each_device(on_device, hyperparams, arrays, leaves)
+    def work(*args: Any) -> tuple[jax.Array, ...]:
+        choices = functools.partial(functools.partial, on_device)
+        return on_its_platform(choices, *args, platform=platform)
 
-
-_apply_compiled = jax.jit(_apply, static_argnums=(2, 3, 4))
+    return _on_each_device(work, hyperparams, arrays, leaves)
 
 
 def _on_each_device(
@@ -161,7 +147,7 @@ class _Device:
     program: Program
     route: Route
     leaves: Sequence[ShardedLeaf]
-    platform: Platform | None  # None is the one that the program is lowered for
+    platform: Platform
 
     def work_in_place(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Works on arrays whose matrices are whole on each device; returns results by index."""
@@ -176,20 +162,15 @@ class _Device:
         route = self.route
         shards = [self.shards_of(operands, which) for which in route.leaves]
         results: list[dict[int, jax.Array]] = [{} for _ in shards]
-        copies, across, gathered = route.replica_axes, route.all_to_all_axes, route.all_gather_axes
+        exchange = functools.partial(_exchange, axes=route.all_to_all_axes)
         for bucket in route.buckets:
             # Pack.
-            buffer = _moved(self.pack(bucket, shards), copies, across, gathered)
+            buffer = exchange(_rows_of_replica(self.pack(bucket, shards), route.replica_axes))
             # Work.
-            buffer = on_its_platform(
-                lambda platform, bucket=bucket: functools.partial(
-                    dataclasses.replace(self, platform=platform).work, bucket
-                ),
-                buffer,
-                platform=self.platform,
-            )
+            buffer = exchange(self.work(bucket, buffer))
             # Return.
-            buffer = _moved(buffer, gathered, across, copies)
+            if route.replica_axes:
+                buffer = jax.lax.all_gather(buffer, route.replica_axes, tiled=True)
             for slot in itertools.chain(*bucket):
                 results[slot.kind][slot.first] = slot.take(buffer)
         return self.unpack(results)
@@ -200,11 +181,7 @@ class _Device:
         narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
         parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
         # A GPU joins arrays with fewer operations, a TPU in place.
-        return on_its_platform(
-            lambda platform: concatenated if platform == "tpu" else jnp.concatenate,
-            parts,
-            platform=self.platform,
-        )
+        return concatenated(parts) if self.platform == "tpu" else jnp.concatenate(parts)
 
     def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
         """Writes shards into the rows of a send buffer."""
@@ -224,7 +201,7 @@ class _Device:
 
     def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
         """Works on a receive buffer; returns the results, in the places of their shards."""
-        dtype, senders = self.route.items[0].result_dtype, self.route.senders
+        dtype = self.route.items[0].result_dtype
         # Matrices lie in the buffer as they were sent, and each is read once: results take their
         # places there if they are as wide.
         in_place = buffer.dtype == dtype
@@ -233,12 +210,12 @@ class _Device:
         shared = [x for x in bucket if x[0].stop - x[0].start == self.route.workers]
         slots = [slots[0] for slots in shared]
         batches = [
-            self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width], senders)
+            self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width])
             for x in slots
         ]
         outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
         for slot, of_slot in zip(slots, batches, strict=True):
-            output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot], senders)
+            output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot])
             results = jax.lax.dynamic_update_slice_in_dim(results, output, slot.offset, 1)
         for slots in bucket:
             if slots not in shared:
@@ -269,24 +246,18 @@ class _Device:
 
     def work_on_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
         """Works on the rows ``(senders, lines, 128)`` of one item."""
-        batches = item.to_batches(rows, self.route.senders)
-        outputs = [apply_to_one(self.program, x, self.platform) for x in batches]
-        return item.to_rows(outputs, self.route.senders)
+        batches = item.to_batches(rows)
+        return item.to_rows([apply_to_one(self.program, x, self.platform) for x in batches])
 
 
-def _moved(
-    rows: jax.Array, own_row: tuple[str, ...], all_to_all: tuple[str, ...], gather: tuple[str, ...]
-) -> jax.Array:
-    """Moves rows, one for each device along ``own_row`` and ``all_to_all``, to those devices.
+def _rows_of_replica(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Keeps the rows for the devices along other axes, of which all replicas have the same."""
+    if not axes:
+        return rows
+    rows = rows.reshape(jax.lax.axis_size(axes), -1, *rows.shape[1:])
+    return jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(axes), 0, False)
 
-    Along ``own_row`` devices have the same rows: each keeps those at its own index. Over
-    ``all_to_all`` rows are exchanged, and along ``gather`` all devices get the same ones.
-    """
-    if own_row:
-        rows = rows.reshape(jax.lax.axis_size(own_row), -1, *rows.shape[1:])
-        rows = jax.lax.dynamic_index_in_dim(rows, jax.lax.axis_index(own_row), 0, False)
-    if all_to_all:
-        rows = jax.lax.all_to_all(rows, all_to_all, 0, 0, tiled=True)
-    if gather:
-        rows = jax.lax.all_gather(rows, gather, axis=0, tiled=True)
-    return rows
+
+def _exchange(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Sends each device along ``axes`` its row."""
+    return jax.lax.all_to_all(rows, axes, 0, 0, tiled=True) if axes else rows

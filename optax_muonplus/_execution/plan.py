@@ -23,7 +23,7 @@ import collections
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -111,18 +111,12 @@ class Route(NamedTuple):
     items: tuple[ShardedLeaf, ...]  # one of each kind
     leaves: tuple[tuple[int, ...], ...]  # for each kind the indices of its arrays
     transfer_dtype: Any  # on the way to the work
-    all_to_all_axes: tuple[str, ...]  # over which matrices are exchanged
-    all_gather_axes: tuple[str, ...]  # over which they are gathered, and the work is repeated
+    all_to_all_axes: tuple[str, ...]  # those that cut the matrices, over which they are exchanged
     # Their devices hold copies, and divide the work; results are gathered over them.
     replica_axes: tuple[str, ...]
     buckets: tuple[Bucket, ...]
     loads: np.ndarray  # FLOPs of each device of the mesh, with what it had to do before
     bytes_received: int  # by a device, both ways
-
-    @property
-    def is_local(self) -> bool:
-        """Whether devices work on what they have, and send nothing."""
-        return not self.all_to_all_axes + self.all_gather_axes + self.replica_axes
 
     @property
     def worker_axes(self) -> tuple[str, ...]:
@@ -133,11 +127,6 @@ class Route(NamedTuple):
     def workers(self) -> int:
         """The number of devices that have other matrices."""
         return math.prod(self.items[0].grid(self.worker_axes))
-
-    @property
-    def senders(self) -> tuple[str, ...]:
-        """The mesh axes of a receive buffer's rows."""
-        return self.all_gather_axes + self.all_to_all_axes
 
 
 def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, ...], np.ndarray]:
@@ -156,15 +145,15 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
         key: [_work(x, sum(leaves[i].items for i in which), program) for x, which in alike.items()]
         for key, alike in together.items()
     }
-    sizes = {name: mesh.shape[name] for name in usable_axes(mesh)}
-    loads, routes = np.zeros(list(sizes.values()), np.int64), []
+    loads = np.zeros([mesh.shape[name] for name in usable_axes(mesh)], np.int64)
+    routes = []
     # The largest matrices first: smaller ones then fill what they leave uneven.
     for key in sorted(kinds, key=lambda key: -max(kind.flops for kind in kinds[key])):
         (cut, replicas), dtype, _ = key
         narrow = jnp.dtype(narrower_dtype(dtype, program.input_dtype))
         members = tuple(together[key]), tuple(map(tuple, together[key].values()))
-        start = Route(*members, narrow, cut, (), replicas, (), loads, 0)
-        routes.append(cheapest(start, kinds[key], sizes))
+        start = Route(*members, narrow, cut, replicas, (), loads, 0)
+        routes.append(cheaper(start, kinds[key], usable_axes(mesh)))
         loads = routes[-1].loads
     return tuple(routes), loads
 
@@ -175,46 +164,37 @@ def _work(item: ShardedLeaf, count: int, program: Program) -> WorkItem:
     return WorkItem(count, item.lines, flops + sum(map(program.flops, shapes)))
 
 
-def cheapest(start: Route, kinds: Sequence[WorkItem], sizes: Mapping[str, int]) -> Route:
-    """Returns the route of least cost over some axes of ``start``, in a mesh of ``sizes``.
+def cheaper(start: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
+    """Assigns the work to the devices that cut matrices, and to replicas if that costs less.
 
-    Devices that hold shards of the same matrices, or copies of them, share the work. The cost is
-    the FLOPs of the busiest device plus the bytes that a device receives, in one unit. Few matrices
-    are better all-gathered by groups of devices that repeat the work than sent to all devices;
-    small ones are better worked on by every replica than fetched from one.
+    The cost is the FLOPs of the busiest device plus the bytes that a device receives, in one unit:
+    every replica works on small matrices sooner than it fetches the results of another one.
     """
-    there, back = start.transfer_dtype.itemsize, start.items[0].result_dtype.itemsize
-    most = BUCKET_BYTES // (LANES * max(there, back))
-
-    def over(spread: tuple[str, ...], replicas: tuple[str, ...]) -> Route:
-        gather = tuple(name for name in start.all_to_all_axes if name not in spread)
-        a, g, r = (math.prod(sizes[name] for name in x) for x in (spread, gather, replicas))
-        # Devices along other axes do the same, or work on as much of their own: the busiest counts.
-        names = [*replicas, *spread]
-        order = [list(sizes).index(x) for x in [*names, *(x for x in sizes if x not in names)]]
-        loads = start.loads.transpose(order)
-        before = loads.reshape(r * a, -1)
-        buckets, after = assign(kinds, before.max(axis=1).tolist(), most)
-        added = before + (np.array(after) - before.max(axis=1))[:, None]
-        received = ((a - 1) + a * (g - 1)) * there + ((a - 1) + a * (r - 1)) * back
-        return start._replace(
-            all_to_all_axes=spread,
-            all_gather_axes=gather,
-            replica_axes=replicas,
-            buckets=buckets,
-            loads=added.reshape(loads.shape).transpose(np.argsort(order)),
-            bytes_received=received * LANES * sum(map(lines_of, buckets)),
-        )
-
-    routes = itertools.starmap(
-        over, itertools.product(_subsets(start.all_to_all_axes), _subsets(start.replica_axes))
-    )
+    routes = [
+        _assigned(start._replace(replica_axes=x), kinds, mesh_axes)
+        for x in (start.replica_axes, ())
+    ]
     return min(routes, key=lambda x: int(x.loads.max()) + FLOPS_PER_BYTE * x.bytes_received)
 
 
-def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    for length in range(len(axes), -1, -1):
-        yield from itertools.combinations(axes, length)
+def _assigned(route: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
+    there, back = route.transfer_dtype.itemsize, route.items[0].result_dtype.itemsize
+    # Devices along other axes do the same, or work on as much of their own: the busiest counts.
+    names = route.worker_axes
+    places = [mesh_axes.index(name) for name in names]
+    loads = np.moveaxis(route.loads, places, range(len(places)))
+    grid = loads.shape[: len(places)]
+    before = loads.reshape(route.workers, -1).max(axis=1)
+    most = BUCKET_BYTES // (LANES * max(there, back))
+    buckets, after = assign(kinds, before.tolist(), most)
+    added = (np.array(after) - before).reshape(grid + (1,) * (loads.ndim - len(grid)))
+    senders, workers = math.prod(route.items[0].grid(route.all_to_all_axes)), route.workers
+    received = (senders - 1) * there + (workers - 1) * back
+    return route._replace(
+        buckets=buckets,
+        loads=np.moveaxis(loads + added, range(len(places)), places),
+        bytes_received=received * LANES * sum(map(lines_of, buckets)),
+    )
 
 
 def lines_of(bucket: Bucket) -> int:

@@ -86,28 +86,28 @@ class ShardedLeaf(NamedTuple):
         elements = from_lines(items, math.prod(shape) // self.items)
         return elements.reshape(shape).transpose(np.argsort(self._order))
 
-    def to_batches(self, rows: jax.Array, senders: tuple[str, ...]) -> list[MatrixBatch]:
-        """Joins shards of items like this one, ``(devices along senders, lines of all, 128)``.
+    def to_batches(self, rows: jax.Array) -> list[MatrixBatch]:
+        """Joins shards of items like this one, ``(devices that cut it, lines of all, 128)``.
 
         Returns their matrices, one batch for each run of :meth:`MatrixLayout.to_matrices`.
         """
         count = rows.shape[1] // self.lines
         shards = from_lines(rows.reshape(len(rows), count, -1, LANES), math.prod(self.local_shape))
-        shards = shards.reshape(*self.grid(senders), count, *self.local_shape[1:])
-        items = shards.transpose(self._joining(senders)).reshape(count, *self.layout.shape[1:])
+        shards = shards.reshape(*self.grid(self.axes()[0]), count, *self.local_shape[1:])
+        items = shards.transpose(self._joining).reshape(count, *self.layout.shape[1:])
         layout, dtypes = self.layout.stacked(count), (self.dtype, self.result_dtype)
         matrices = map(Operand.of, layout.to_matrices(items))
         return [MatrixBatch(x, layout.transposed, *dtypes) for x in matrices]
 
-    def to_rows(self, matrices: Sequence[jax.Array], senders: tuple[str, ...]) -> jax.Array:
+    def to_rows(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """Inverts :meth:`to_batches`."""
         count = sum(x.size for x in matrices) // math.prod(self.layout.shape)
         items = self.layout.stacked(count).from_matrices(matrices)
         shape = [count]
         for names, n in zip(self.sharding.spec[1:], self.local_shape[1:], strict=True):
             shape += [*self.grid(names), n]
-        shards = items.reshape(shape).transpose(np.argsort(self._joining(senders)))
-        lines = in_lines(shards.reshape(math.prod(self.grid(senders)), count, -1))
+        shards = items.reshape(shape).transpose(np.argsort(self._joining))
+        lines = in_lines(shards.reshape(math.prod(self.grid(self.axes()[0])), count, -1))
         return lines.reshape(len(lines), -1, LANES)
 
     @property
@@ -118,8 +118,10 @@ class ShardedLeaf(NamedTuple):
         mesh, spec = self.sharding
         return tuple(name for name in spec[axis] if mesh.shape[name] > 1)
 
-    def _joining(self, names: tuple[str, ...]) -> list[int]:
+    @property
+    def _joining(self) -> list[int]:
         """Orders (mesh axes, count, axes of a shard) as (count, each axis behind its mesh axes)."""
+        names = self.axes()[0]
         order = [len(names)]
         for i, axes in enumerate(self.sharding.spec[1:]):
             order += [*(names.index(name) for name in axes), len(names) + 1 + i]

@@ -36,13 +36,12 @@ def mixture(d):
     }
 
 
-# Mesh, how experts, their rows and other rows are cut, and the collectives of an update. The
-# other matrices are so few that each device gathers them, or has all of them and works on all.
+# Mesh, how experts, their rows and other rows are cut, and the collectives of an update.
 BOTH = ((2, 4), "ed")
 WAYS = {
-    "by expert": (((8,), "e"), "e", None, "e", ["all-gather"]),
+    "by expert": (((8,), "e"), "e", None, "e", ["all-to-all"] * 2),
     "fsdp": (((8,), "d"), None, "d", "d", ["all-to-all"] * 2),
-    "both": (BOTH, "e", "d", ("e", "d"), ["all-gather"] + ["all-to-all"] * 4),
+    "both": (BOTH, "e", "d", ("e", "d"), ["all-to-all"] * 4),
     "by expert, replicas": (BOTH, "e", None, None, ["all-gather"]),
     "replicated": (((8,), "r"), None, None, None, ["all-gather"]),
 }
