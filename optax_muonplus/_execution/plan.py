@@ -111,12 +111,16 @@ class Route(NamedTuple):
     items: tuple[ShardedLeaf, ...]  # one of each kind
     leaves: tuple[tuple[int, ...], ...]  # for each kind the indices of its arrays
     transfer_dtype: Any  # on the way to the work
-    all_to_all_axes: tuple[str, ...]  # those that cut the matrices, over which they are exchanged
     # Their devices hold copies, and divide the work; results are gathered over them.
     replica_axes: tuple[str, ...]
-    buckets: tuple[Bucket, ...]
     loads: np.ndarray  # FLOPs of each device of the mesh, with what it had to do before
-    bytes_received: int  # by a device, both ways
+    buckets: tuple[Bucket, ...] = ()
+    bytes_received: int = 0  # by a device, both ways
+
+    @property
+    def all_to_all_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut the matrices, over which they are exchanged."""
+        return self.items[0].cut_axes
 
     @property
     def worker_axes(self) -> tuple[str, ...]:
@@ -139,8 +143,8 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
     mesh = leaves[0].sharding.mesh
     together: dict[Any, dict[ShardedLeaf, list[int]]] = {}
     for i, leaf in enumerate(leaves):
-        members = together.setdefault((leaf.axes(), leaf.dtype, leaf.result_dtype), {})
-        members.setdefault(leaf.item(mesh), []).append(i)
+        key = leaf.cut_axes, leaf.replica_axes, leaf.dtype, leaf.result_dtype
+        together.setdefault(key, {}).setdefault(leaf.item(mesh), []).append(i)
     kinds = {
         key: [_work(x, sum(leaves[i].items for i in which), program) for x, which in alike.items()]
         for key, alike in together.items()
@@ -149,11 +153,11 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
     routes = []
     # The largest matrices first: smaller ones then fill what they leave uneven.
     for key in sorted(kinds, key=lambda key: -max(kind.flops for kind in kinds[key])):
-        (cut, replicas), dtype, _ = key
+        _, replicas, dtype, _ = key
         narrow = jnp.dtype(narrower_dtype(dtype, program.input_dtype))
         members = tuple(together[key]), tuple(map(tuple, together[key].values()))
-        start = Route(*members, narrow, cut, replicas, (), loads, 0)
-        routes.append(cheaper(start, kinds[key], usable_axes(mesh)))
+        route = Route(*members, narrow, replicas, loads)
+        routes.append(cheaper(route, kinds[key], usable_axes(mesh)))
         loads = routes[-1].loads
     return tuple(routes), loads
 
@@ -164,16 +168,14 @@ def _work(item: ShardedLeaf, count: int, program: Program) -> WorkItem:
     return WorkItem(count, item.lines, flops + sum(map(program.flops, shapes)))
 
 
-def cheaper(start: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
+def cheaper(route: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
     """Assigns the work to the devices that cut matrices, and to replicas if that costs less.
 
     The cost is the FLOPs of the busiest device plus the bytes that a device receives, in one unit:
-    every replica works on small matrices sooner than it fetches the results of another one.
+    a replica has done small matrices itself sooner than it receives them from another.
     """
-    routes = [
-        _assigned(start._replace(replica_axes=x), kinds, mesh_axes)
-        for x in (start.replica_axes, ())
-    ]
+    choices = [route, route._replace(replica_axes=())]
+    routes = [_assigned(choice, kinds, mesh_axes) for choice in choices]
     return min(routes, key=lambda x: int(x.loads.max()) + FLOPS_PER_BYTE * x.bytes_received)
 
 

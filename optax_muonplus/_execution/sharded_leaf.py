@@ -47,14 +47,18 @@ class ShardedLeaf(NamedTuple):
         sharding = LeafSharding(mesh, ((), *map(self._cutting, self.layout.matrix_axes)))
         return self._replace(layout=self.layout.stacked(1), sharding=sharding)
 
-    def axes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Returns the mesh axes that cut its matrices, and those that hold copies of them."""
+    @property
+    def cut_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut its matrices."""
         cut = {name for axis in self.layout.matrix_axes for name in self._cutting(axis)}
-        other = {name for axis in self.layout.batch_axes for name in self._cutting(axis)} - cut
-        mesh = self.sharding.mesh
-        names = [name for name in usable_axes(mesh) if mesh.shape[name] > 1]
-        replicas = tuple(name for name in names if name not in cut | other)
-        return tuple(name for name in names if name in cut), replicas
+        return tuple(name for name in usable_axes(self.sharding.mesh) if name in cut)
+
+    @property
+    def replica_axes(self) -> tuple[str, ...]:
+        """The mesh axes whose devices hold copies of it."""
+        mesh, spec = self.sharding
+        cut = {name for names in spec for name in names}
+        return tuple(x for x in usable_axes(mesh) if mesh.shape[x] > 1 and x not in cut)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -93,7 +97,7 @@ class ShardedLeaf(NamedTuple):
         """
         count = rows.shape[1] // self.lines
         shards = from_lines(rows.reshape(len(rows), count, -1, LANES), math.prod(self.local_shape))
-        shards = shards.reshape(*self.grid(self.axes()[0]), count, *self.local_shape[1:])
+        shards = shards.reshape(*self.grid(self.cut_axes), count, *self.local_shape[1:])
         items = shards.transpose(self._joining).reshape(count, *self.layout.shape[1:])
         layout, dtypes = self.layout.stacked(count), (self.dtype, self.result_dtype)
         matrices = map(Operand.of, layout.to_matrices(items))
@@ -107,7 +111,7 @@ class ShardedLeaf(NamedTuple):
         for names, n in zip(self.sharding.spec[1:], self.local_shape[1:], strict=True):
             shape += [*self.grid(names), n]
         shards = items.reshape(shape).transpose(np.argsort(self._joining))
-        lines = in_lines(shards.reshape(math.prod(self.grid(self.axes()[0])), count, -1))
+        lines = in_lines(shards.reshape(math.prod(self.grid(self.cut_axes)), count, -1))
         return lines.reshape(len(lines), -1, LANES)
 
     @property
@@ -121,7 +125,7 @@ class ShardedLeaf(NamedTuple):
     @property
     def _joining(self) -> list[int]:
         """Orders (mesh axes, count, axes of a shard) as (count, each axis behind its mesh axes)."""
-        names = self.axes()[0]
+        names = self.cut_axes
         order = [len(names)]
         for i, axes in enumerate(self.sharding.spec[1:]):
             order += [*(names.index(name) for name in axes), len(names) + 1 + i]

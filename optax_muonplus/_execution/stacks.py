@@ -172,20 +172,15 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
         narrow = {i: stored[i].rounded_early(program) for i in group}
         sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
         for chunk in chunked(group, sizes, TPU_STACK_BYTES):
-            results |= zip(chunk, _in_a_stack(program, [narrow[i] for i in chunk]), strict=True)
+            stack = concatenated([narrow[i].operand.load() for i in chunk])
+            stack = map_slices(narrow[chunk[0]].apply(program), (stack,), 1, in_place=True)
+            results |= zip(chunk, jnp.split(stack, len(chunk)), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
 
 
 def _swapped(batch: MatrixBatch) -> MatrixBatch:
     operand = batch.operand.map(lambda x: jnp.swapaxes(x, -1, -2))
     return batch._replace(operand=operand, transposed=not batch.transposed)
-
-
-def _in_a_stack(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    stack = concatenated([x.operand.load() for x in batches])
-    return jnp.split(
-        map_slices(batches[0].apply(program), (stack,), 1, in_place=True), len(batches)
-    )
 
 
 def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:

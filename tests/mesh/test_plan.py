@@ -131,7 +131,7 @@ def route(count, n=1024, cut=("a", "b"), replicas=(), loads=None, **sizes):
     dtype = jnp.dtype("float32")
     item = ShardedLeaf(layout, LeafSharding(mesh, ((), cut, ())), dtype, dtype)
     loads = np.zeros(list(sizes.values()), np.int64) if loads is None else loads
-    start = Route((item,), ((0,),), dtype, cut, replicas, (), loads, 0)
+    start = Route((item,), ((0,),), dtype, replicas, loads)
     return cheaper(start, [WorkItem(count, item.lines, flops(n, n))], tuple(sizes))
 
 
