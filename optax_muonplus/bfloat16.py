@@ -84,7 +84,7 @@ def param_remainders(
         leaves, structure = jax.tree.flatten(steps)
         trees = mask_params_like(updates, params), state.remainders
         rows = zip(leaves, *map(structure.flatten_up_to, trees), strict=True)
-        pairs = [_moved(*row) for row in rows]
+        pairs = [_move(*row) for row in rows]
         moves, remainders = (structure.unflatten(pair[i] for pair in pairs) for i in range(2))
         new = RemaindersState(inner_state, remainders)
         check_state(state, new)
@@ -93,10 +93,10 @@ def param_remainders(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _moved(step: jax.Array, x: jax.Array, remainder: Any) -> tuple[jax.Array, Any]:
+def _move(step: jax.Array, x: jax.Array, remainder: Any) -> tuple[jax.Array, Any]:
     if not _is_bfloat16(x):
         return step, remainder
-    value, remainder = _split(_joined(x, remainder) + step.astype(jnp.float32))
+    value, remainder = _split(_join(x, remainder) + step.astype(jnp.float32))
     return value.astype(jnp.float32) - x.astype(jnp.float32), remainder
 
 
@@ -111,7 +111,7 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return value, jnp.minimum(remainder, _LARGEST_REMAINDER).astype(jnp.int16)
 
 
-def _joined(value: jax.Array, remainder: jax.Array) -> jax.Array:
+def _join(value: jax.Array, remainder: jax.Array) -> jax.Array:
     """Returns the float32 number that :func:`_split` was given."""
     # A parameter that was set to zero meanwhile has no smaller size, nor has infinity a larger one.
     within = jnp.isfinite(value) & ((value != 0) | (remainder > 0))

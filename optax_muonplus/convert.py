@@ -74,10 +74,10 @@ def take_over(
       >>> report.kept[-1]
       'up/kernel: momentum'
     """
-    from optax_muonplus.int8 import stored_like, widened
+    from optax_muonplus.int8 import store_like, widen
 
     names = {path_name(path) for path in flatten_with_names(params)[0]}
-    buffers, counts = _read(widened(old_state), names)
+    buffers, counts = _read(widen(old_state), names)
     sources: dict[_Key, _Key] = {}  # what is kept in the new state, and where it was
     started_anew: list[_Key] = []
 
@@ -105,11 +105,11 @@ def take_over(
             new["count"] = _count(counts, roles["mu"], node.count)
         return node._replace(**new)
 
-    state = jax.tree.map_with_path(take, widened(new_state), is_leaf=_has_roles)
+    state = jax.tree.map_with_path(take, widen(new_state), is_leaf=_has_roles)
     unused = buffers.keys() - sources.values()
     groups = [*sources], started_anew, [key for key in buffers if key in unused]
     report = TakenOver(*(tuple(f"{name}: {role}" for role, name in group) for group in groups))
-    return stored_like(state, new_state), report
+    return store_like(state, new_state), report
 
 
 def _has_roles(node: Any) -> bool:

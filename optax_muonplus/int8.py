@@ -58,7 +58,7 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:axis], shape[axis] // block, *shape[axis + 1 :])
 
 
-def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def quantize(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Codes of a real array, and its scales, of ``shape``.
 
     A block's scale is its largest entry over 127, in float32, so that no code is larger. A block
@@ -73,7 +73,7 @@ def quantized(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Arra
     return _reshape(codes, x.shape, spec), _reshape(scales, shape, spec)
 
 
-def dequantized(codes: jax.Array, scales: jax.Array) -> jax.Array:
+def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """Returns the float32 numbers that codes and scales stand for."""
     blocks, axis = _in_blocks(codes, scales.shape)
     x = blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)
@@ -130,33 +130,33 @@ def find_momentum(state: Any, as_stored: bool = False) -> Any:
             " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
             " you mean."
         )
-    return states[0] if as_stored else widened(states[0])
+    return states[0] if as_stored else widen(states[0])
 
 
 def _is_momentum(x: Any) -> bool:
     return isinstance(x, MomentumState | Int8MomentumState)
 
 
-def widened(state: Any) -> Any:
+def widen(state: Any) -> Any:
     """A state of an optimizer with float32 in place of each momentum in eight bits."""
 
     def wide(x: Any) -> Any:
         if not isinstance(x, Int8MomentumState):
             return x
-        return MomentumState(jax.tree.map(dequantized, x.codes, x.scales), x.count)
+        return MomentumState(jax.tree.map(dequantize, x.codes, x.scales), x.count)
 
     return jax.tree.map(wide, state, is_leaf=lambda x: isinstance(x, Int8MomentumState))
 
 
-def stored_like(state: Any, like: Any) -> Any:
-    """Undoes :func:`widened`, for a state with numbers in eight bits where ``like`` has."""
+def store_like(state: Any, like: Any) -> Any:
+    """Undoes :func:`widen`, for a state with numbers in eight bits where ``like`` has."""
 
     def narrow(old: Any, x: Any) -> Any:
         if not isinstance(old, Int8MomentumState):
             return x
         kept = Int8MomentumState(x.mu, old.scales, x.count)
         buffers, treedef = buffers_of(kept)
-        return state_of(kept, treedef, [quantized(m, s.shape) for m, s in buffers], x.count)
+        return state_of(kept, treedef, [quantize(m, s.shape) for m, s in buffers], x.count)
 
     return jax.tree.map(narrow, like, state, is_leaf=lambda x: isinstance(x, Int8MomentumState))
 
@@ -166,7 +166,7 @@ def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:
 
 
 def _store(x: jax.Array, buffer: Buffer) -> Buffer:
-    return quantized(x, buffer[1].shape)
+    return quantize(x, buffer[1].shape)
 
 
-STORAGE = Storage(Int8MomentumState, _empty, dequantized, _store)
+STORAGE = Storage(Int8MomentumState, _empty, dequantize, _store)

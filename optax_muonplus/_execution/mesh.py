@@ -92,7 +92,7 @@ def _apply(
     routes, _ = plan(leaves, merged(hyperparams)[1])
 
     def on_device(
-        platform: Platform, hyperparams: dict[int, jax.Array], *shards: Arrays
+        where: Platform, hyperparams: dict[int, jax.Array], *shards: Arrays
     ) -> tuple[jax.Array, ...]:
         computes, program = merged(hyperparams)
         operands = [
@@ -101,15 +101,14 @@ def _apply(
         ]
         results: dict[int, jax.Array] = {}
         for route in routes:
-            device = _Device(program, route, leaves, platform)
+            device = _Device(program, route, leaves, where)
             apply = device.exchange if route.worker_axes else device.work_in_place
             results |= apply(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    def work(*args: Any) -> tuple[jax.Array, ...]:
-        choices = functools.partial(functools.partial, on_device)
-        return on_its_platform(choices, *args, platform=platform)
-
+    work = functools.partial(
+        on_its_platform, lambda where: functools.partial(on_device, where), platform=platform
+    )
     return _on_each_device(work, hyperparams, arrays, leaves)
 
 

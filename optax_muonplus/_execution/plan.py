@@ -175,11 +175,11 @@ def cheaper(route: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -
     a replica has done small matrices itself sooner than it receives them from another.
     """
     choices = [route, route._replace(replica_axes=())]
-    routes = [_assigned(choice, kinds, mesh_axes) for choice in choices]
+    routes = [_assign_route(choice, kinds, mesh_axes) for choice in choices]
     return min(routes, key=lambda x: int(x.loads.max()) + FLOPS_PER_BYTE * x.bytes_received)
 
 
-def _assigned(route: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
+def _assign_route(route: Route, kinds: Sequence[WorkItem], mesh_axes: Sequence[str]) -> Route:
     there, back = route.transfer_dtype.itemsize, route.items[0].result_dtype.itemsize
     # Devices along other axes do the same, or work on as much of their own: the busiest counts.
     names = route.worker_axes
@@ -219,7 +219,7 @@ def assign(
     shares = [[max(0, kind.count // workers - held) for kind in kinds] for held in (0, 1)]
     choices = [_assign(kinds, share, loads) for share in shares]
     rounds, after = min(choices, key=lambda choice: max(choice[1]))
-    return _in_buckets(rounds, workers, max(1, max_lines // workers)), after
+    return _into_buckets(rounds, workers, max(1, max_lines // workers)), after
 
 
 def _assign(
@@ -250,7 +250,7 @@ def _assign(
     return [*common, *rounds.values()], after
 
 
-def _in_buckets(rounds: Sequence[Sequence[Slot]], workers: int, most: int) -> tuple[Bucket, ...]:
+def _into_buckets(rounds: Sequence[Sequence[Slot]], workers: int, most: int) -> tuple[Bucket, ...]:
     """Cuts rounds into buckets whose rows are about equally long, and have ``most`` lines at most.
 
     A round that only fills shorter rows joins a bucket, since all rows are padded to one length.
@@ -272,14 +272,14 @@ def _in_buckets(rounds: Sequence[Sequence[Slot]], workers: int, most: int) -> tu
                 rows[:] = used = 0
             each = min(left, max(1, (most - used) // lines))
             placed = [x.part(x.each - left, each, int(rows[x.start])) for x in slots]
-            buckets[-1].append(_joined(placed))
+            buckets[-1].append(_join(placed))
             for slot in placed:
                 rows[slot.start : slot.stop] += slot.width
             left -= each
     return tuple(map(tuple, buckets))
 
 
-def _joined(slots: Sequence[Slot]) -> Round:
+def _join(slots: Sequence[Slot]) -> Round:
     """Joins slots whose items and workers are consecutive."""
 
     def key(place: tuple[int, Slot]) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
     for i, batch in enumerate(batches):
-        narrow, size = _rounded_once(program, batch), _slice_size(batch)
+        narrow, size = _round_once(program, batch), _slice_size(batch)
         if size == batch.shape[0]:
             short[i] = narrow
         else:
@@ -58,7 +58,7 @@ def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax
     return [results[i] for i in range(len(batches))]
 
 
-def _rounded_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
+def _round_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
     """Rounds matrices when they are read, from arrays that are in memory anyway.
 
     Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
@@ -162,7 +162,7 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
     turned = [
         x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
     ]
-    stored = [_swapped(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    stored = [_swap_sides(x) if t else x for x, t in zip(batches, turned, strict=True)]
     results: dict[int, jax.Array] = {}
     for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
@@ -178,7 +178,7 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
 
 
-def _swapped(batch: MatrixBatch) -> MatrixBatch:
+def _swap_sides(batch: MatrixBatch) -> MatrixBatch:
     operand = batch.operand.map(lambda x: jnp.swapaxes(x, -1, -2))
     return batch._replace(operand=operand, transposed=not batch.transposed)
 
