@@ -188,19 +188,3 @@ def test_a_number_of_steps_may_be_an_array():
     whole = jax.device_get(grads)
     found, _ = tx.update(grads, tx.init(grads))
     assert_same(found, expected.update(whole, expected.init(whole))[0], grads_like(sharding))
-
-
-@pytest.mark.parametrize("cut", [P("a"), P("a", "b"), P(("a", "b"))])
-def test_a_momentum_may_lie_otherwise_than_its_gradient(cut):
-    """On Explicit axes, whose operations take arrays of one sharding alone."""
-    mesh = make_mesh((4, 2), "ab", EXPLICIT)
-    whole = jax.device_get(small()[0])
-    tx = omp.scale_by_muonplus()
-    _, state = tx.update(whole, tx.init(whole), whole)
-    expected, _ = tx.update(whole, state, whole)
-    with jax.set_mesh(mesh):
-        grads = jax.device_put(whole, NamedSharding(mesh, P()))
-        state = jax.device_put(state, NamedSharding(mesh, cut))
-        updates, after = jax.jit(tx.update)(grads, state, grads)
-    assert_same(updates, expected)
-    assert {x.sharding.spec for x in jax.tree.leaves(after)} == {P(*cut, *[None] * (2 - len(cut)))}
