@@ -2,7 +2,7 @@
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -103,7 +103,12 @@ class Momentum:
     def init(self, params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)
         check_inexact(paths, [jnp.result_type(leaf) for leaf in leaves])
-        _check_mu_dtype(leaves, self.dtype)
+        is_real = self.dtype is not None and not jnp.issubdtype(self.dtype, jnp.complexfloating)
+        if is_real and any(map(jnp.iscomplexobj, leaves)):
+            raise ValueError(
+                f"mu_dtype={self.dtype} cannot hold the momentum of complex parameters. Leave it"
+                " None, or treat them in a group of their own."
+            )
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
         zeros = optax.tree.zeros_like(params, dtype=self.dtype)
         return storage_of(self.dtype).empty(zeros, count)
@@ -149,17 +154,6 @@ class Momentum:
             arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
             directions.append(Operand(arrays, x.dtype, compute))
         return new, directions
-
-
-def _check_mu_dtype(leaves: Sequence[Any], mu_dtype: DTypeLike | None) -> None:
-    """Refuses a real buffer, which would drop the imaginary parts of a complex momentum."""
-    if mu_dtype is None or jnp.issubdtype(mu_dtype, jnp.complexfloating):
-        return
-    if any(jnp.iscomplexobj(leaf) for leaf in leaves):
-        raise ValueError(
-            f"mu_dtype={mu_dtype} cannot hold the momentum of complex parameters. Leave it None, or"
-            " treat them in a group of their own."
-        )
 
 
 def buffers_of(state: Any) -> tuple[list[Buffer], Any]:

@@ -56,10 +56,8 @@ def _partition(
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         states = {}
         for group, transform in masked.items():
-            transform = optax.with_extra_args_support(transform)
-            updates, states[group] = transform.update(
-                updates, state.inner_states[group], params, **extra
-            )
+            inner = state.inner_states[group]
+            updates, states[group] = transform.update(updates, inner, params, **extra)
         return updates, optax.transforms.PartitionState(states)
 
     return optax.GradientTransformationExtraArgs(init, update)
