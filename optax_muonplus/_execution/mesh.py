@@ -102,8 +102,10 @@ def _apply(
         results: dict[int, jax.Array] = {}
         for route in routes:
             device = _Device(program, route, leaves, where)
-            apply = device.exchange if route.worker_axes else device.work_in_place
-            results |= apply(operands)
+            if route.worker_axes:
+                results |= device.exchange(operands)
+            else:
+                results |= device.work_in_place(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
     work = functools.partial(
