@@ -26,8 +26,7 @@ from examples.experiments.sweeps.results import read
 from examples.experiments.sweeps.run import finish
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.rules import Name, Norm
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.settings.run import Name, Norm, OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.system.files import write_atomically
 

@@ -17,10 +17,12 @@ import tyro
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import begin_with, end_of
+from examples.trainer.models.attention import ROPE_BASE
+from examples.trainer.models.layers import NORM_EPSILON
 from examples.trainer.models.state_dict import to_state_dict
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef
-from examples.trainer.settings.model import ModelConfig, hidden_width, is_gated, kv_heads
+from examples.trainer.settings.model import ModelConfig, hidden_width
 from examples.trainer.system.errors import UserError, command, load_package
 
 DType = Literal["float32", "bfloat16"]
@@ -92,11 +94,6 @@ def check_expressible(config: ModelConfig) -> None:
             " its head, and this run has an RMSNorm, as the paper's code. Train with"
             " --model.final-norm layer to export."
         )
-    if is_gated(config) != (config.family == "llama"):
-        raise UserError(
-            f"--model.mlp {config.mlp}: {config.family} of transformers has no such MLP. Train"
-            " without --model.mlp to export."
-        )
 
 
 def configuration(config: ModelConfig, words: int, dtype: str, end: int) -> dict[str, Any]:
@@ -118,7 +115,7 @@ def configuration(config: ModelConfig, words: int, dtype: str, end: int) -> dict
             "n_embd": config.d_model,
             "n_inner": hidden_width(config),
             "n_positions": config.context,
-            "layer_norm_epsilon": config.norm_epsilon,
+            "layer_norm_epsilon": NORM_EPSILON,
             "activation_function": "gelu_new",
             **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         }
@@ -127,15 +124,15 @@ def configuration(config: ModelConfig, words: int, dtype: str, end: int) -> dict
         "model_type": "llama",
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
-        "num_key_value_heads": kv_heads(config),
+        "num_key_value_heads": config.n_head,
         "hidden_size": config.d_model,
         "intermediate_size": hidden_width(config),
         "max_position_embeddings": config.context,
-        "rms_norm_eps": config.norm_epsilon,
+        "rms_norm_eps": NORM_EPSILON,
         "hidden_act": "silu",
         # transformers 5 reads the first, 4 the second.
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
-        "rope_theta": config.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_BASE},
+        "rope_theta": ROPE_BASE,
     }
 
 

@@ -25,12 +25,11 @@ import numpy as np
 import tyro
 from pydantic import Field
 
-from examples.trainer.models.state_dict import Family, from_state_dict, sizes_of
+from examples.trainer.models.state_dict import from_state_dict, sizes_of
 from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.settings import validation
-from examples.trainer.settings.model import ModelConfig, hidden_width
-from examples.trainer.settings.rules import Norm
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.model import Family, ModelConfig, hidden_width
+from examples.trainer.settings.run import Norm, OptimizerConfig
 from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers, sharding
@@ -178,7 +177,7 @@ def compare(parity: Parity, arrays: dict[str, np.ndarray], model: Model) -> Iter
     with jax.default_matmul_precision("highest"):  # accelerators round operands otherwise
         forward = make_forward(model.config, model.words, one_device())
         tokens = arrays["inputs"][0, 0].astype(np.int32)
-        logits, _ = jax.jit(forward)(model.params, tokens, None, 0)
+        logits = jax.jit(forward)(model.params, tokens)
         error = np.nan_to_num(np.abs(np.asarray(logits) - model.logits).max(), nan=np.inf)
         yield Difference(model.family, "logits", float(error), "", parity.tolerance[0])
         for norm, losses in model.losses.items():

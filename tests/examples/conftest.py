@@ -21,11 +21,11 @@ from tests.support.trainer import on_devices, train
 def programs():
     """Tests share programs. The trainer keeps only the last one, since a run needs no other."""
     keep = functools.lru_cache(maxsize=32)
-    make, steps = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_steps))
+    make, draw = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_draw))
     with contextlib.ExitStack() as patches:
         for module in (program, parity):
             patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
-        patches.enter_context(unittest.mock.patch.object(sampling, "make_steps", steps))
+        patches.enter_context(unittest.mock.patch.object(sampling, "make_draw", draw))
         yield
 
 

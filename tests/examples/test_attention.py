@@ -7,11 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from examples.trainer.models import attention
-from examples.trainer.models.attention import check_attention, choose, describe, plain, splash
+from examples.trainer.models.attention import choose, plain, splash
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.system.errors import UserError
 from examples.trainer.training import sharding
 
 
@@ -73,46 +71,30 @@ def test_heads_that_do_not_divide_are_computed_by_each_device():
         np.testing.assert_allclose(one, expected, atol=2e-6)
 
 
-class Accelerator(Layout):
-    """A mesh of devices that are not here."""
+class GPU(Layout):
+    """Devices that are not here."""
 
     platform = "gpu"
-    is_here = False
 
 
-class TPU(Accelerator):
+class TPU(Layout):
     platform = "tpu"
 
 
 @pytest.mark.parametrize(
-    ("layout", "change", "kernel", "reason"),
+    ("layout", "change", "kernel"),
     [
-        (Layout(), {}, "plain", ""),
-        (Layout(), {"attention": "cudnn"}, "plain", "cudnn is not for a cpu"),
-        (Accelerator(), {}, "plain", "cudnn: cuDNN "),  # not detected, or not found
-        (TPU(), {}, "splash", ""),
-        (TPU(), {"context": 200}, "plain", "splash needs rows of a multiple of 128 tokens and"),
-        (TPU(), {"n_head": 4}, "plain", "splash needs rows of a multiple of 128 tokens and heads"),
-        (TPU(), {"attention": "cudnn"}, "plain", "cudnn is not for a tpu"),
+        (Layout(), {}, "plain"),
+        (Layout(), {"attention": "cudnn"}, "cudnn"),  # JAX says why it cannot run
+        (GPU(), {}, "cudnn"),
+        (GPU(), {"compute_dtype": "float32"}, "plain"),
+        (GPU(), {"context": 200}, "plain"),
+        (TPU(), {}, "splash"),
+        (TPU(), {"context": 200}, "plain"),
+        (TPU(), {"n_head": 4}, "plain"),
     ],
 )
-def test_choice_of_a_kernel(layout, change, kernel, reason):
+def test_choice_of_a_kernel(layout, change, kernel):
     config = ModelConfig(n_head=2, d_model=128, context=256, compute_dtype="bfloat16")
     config = dataclasses.replace(config, **change)
-    found = choose(config, layout, config.context)
-    assert found.kernel == kernel and found.reason.startswith(reason)
-    assert describe(config, layout).startswith(f"{kernel} attention" + (" (" if reason else ""))
-    if reason and config.attention != "auto":
-        with pytest.raises(UserError, match=f"--model.attention {config.attention} cannot be used"):
-            check_attention(config, layout)
-    else:
-        check_attention(config, layout)
-
-
-def test_cudnn_that_does_not_compile_is_not_used(monkeypatch):
-    def broken(q, k, v):
-        raise jax.errors.JaxRuntimeError("INTERNAL: No valid engine configs\nfor this")
-
-    monkeypatch.setattr(attention, "cudnn", broken)
-    config = ModelConfig(context=257)  # asked for nowhere else, since choices are kept
-    assert choose(config, Accelerator(), 257).reason == "cudnn: INTERNAL: No valid engine configs"
+    assert choose(config, layout, config.context) == kernel

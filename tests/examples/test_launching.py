@@ -57,6 +57,7 @@ def test_files_name_flags_that_exist(name, devices):
     """The rows of a step are dealt out evenly to the devices of the mesh."""
     found = re.search(r'"(llama-\w+ [^"]*)" \\\n\s*([^>\n]*)', (LAUNCH / name).read_text())
     asked, _ = command_line.parse([*found[1].split(), *found[2].split()])
-    sizes = sharding.mesh_sizes(asked.machine.mesh, devices)
-    shards = sizes["data"] * sizes["fsdp"] * asked.config.accumulate
+    mesh = asked.machine.mesh
+    sizes = sharding.parse(mesh) if mesh else {"fsdp": devices}
+    shards = sizes.get("data", 1) * sizes.get("fsdp", 1) * asked.config.accumulate
     assert asked.machine.distributed and asked.config.batch_size % shards == 0

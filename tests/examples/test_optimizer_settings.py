@@ -7,8 +7,7 @@ import pytest
 
 import optax_muonplus as omp
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.rules import RULES
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.run import RULES, OptimizerConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_init_params
 

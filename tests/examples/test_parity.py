@@ -87,7 +87,7 @@ NORM = "llama/init/model.norm.weight"
         ({"llama/logits": np.ones((2, 8, 30))}, r"logits has the shape \(2, 8, 30\) and not"),
         ({"llama/losses/cols": np.ones(40)}, "the norms of llama/losses/NORM are of none, col, r"),
         ({NORM: np.full(16, np.nan)}, "norm.weight has other values than finite numbers"),
-        ({NORM: None}, "missing in a llama of 2 layers: model.norm.weight"),
+        ({NORM: None}, r"model.norm.weight has the shape None, and in a llama of 2 layers"),
     ],
 )
 def test_bad_files_get_a_sentence(change, words, file_of, capsys):

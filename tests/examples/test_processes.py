@@ -11,7 +11,7 @@ from jax._src import distributed
 
 from examples.train import main
 from examples.trainer.runs import processes
-from examples.trainer.settings.machines import MachineConfig
+from examples.trainer.settings.run import MachineConfig
 from tests.support.trainer import (
     PATIENCE,
     TOY,

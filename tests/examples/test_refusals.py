@@ -1,6 +1,5 @@
 """What a person can get wrong when training: a sentence, and no run is left behind."""
 
-import dataclasses
 import json
 import signal
 
@@ -10,10 +9,7 @@ from examples import sweep
 from examples.train import main
 from examples.trainer.runs import launch
 from examples.trainer.settings import command_line
-from examples.trainer.settings.data import DataConfig
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
-from examples.trainer.settings.validation import from_dict
-from examples.trainer.training import optimizers, program
+from examples.trainer.training import program
 from tests.support.trainer import (
     TOY,
     on_devices,
@@ -42,18 +38,11 @@ def refusal(capsys, *argv):
 REFUSED = [
     # Numbers out of their range; a value that the library refuses is named by its flag.
     ("--steps 0", "--steps is 0"),
-    ("--steps 2147483648", "--steps is 2147483648"),
-    ("--seed -1", "--seed is -1"),
-    ("--seed 2147483648", "--seed is 2147483648"),
     ("--data.tokens nan", "--data.tokens is nan"),
     ("--data.tokens 0.5", "--data.tokens is 0.5"),
     ("--data.val-fraction 1", "--data.val-fraction is 1"),
     ("--data.vocab-size 100", "--data.vocab-size is 100"),
     ("--optimizer.learning-rate nan", "--optimizer.learning-rate is nan"),
-    ("--optimizer.learning-rate -0.1", "--optimizer.learning-rate is -0.1"),
-    ("--optimizer.adam-learning-rate inf", "--optimizer.adam-learning-rate is inf"),
-    ("--optimizer.weight-decay nan", "--optimizer.weight-decay is nan"),
-    ("--optimizer.adam-weight-decay -1", "--optimizer.adam-weight-decay is -1"),
     ("--optimizer.clip-norm 0", "--optimizer.clip-norm is 0"),
     ("--optimizer.clip-norm nan", "--optimizer.clip-norm is nan"),
     ("--optimizer.hold-share -0.1", "--optimizer.hold-share is -0.1: it should be"),
@@ -64,26 +53,14 @@ REFUSED = [
     ("--model.n-head 3", "cannot be cut into 3 heads"),
     (f"{LLAMA} --model.n-head 16", "gives 1 numbers a head"),
     (f"{LLAMA} --model.final-norm layer", "all norms of llama are RMSNorm"),
-    (f"{LLAMA} --model.n-head 4 --model.n-kv-head 3", "--model.n-kv-head 3 does not divide"),
-    ("--model.n-kv-head 1", "only llama with --model.qkv separate"),
-    (f"{LLAMA} --model.n-kv-head 1 --model.qkv fused", "only llama with --model.qkv separate"),
-    # Rules
     # Flags that the rule does not take
     ("--optimizer.name muon --optimizer.norm row", "norm row would change nothing under muon"),
     ("--optimizer.name turbo_muon --optimizer.polar gram", "--optimizer.polar gram would change"),
-    (
-        "--optimizer.polar gram --optimizer.compute-dtype bfloat16"
-        " --optimizer.ns-coeffs polar_express",
-        "--optimizer: ",
-    ),
     # The machine
-    ("--mesh model=8", "names no axis"),
-    ("--mesh data=4,data=2", "data is given twice"),
+    ("--mesh model=8", "'model=8' is none of its parts"),
+    ("--mesh data=4,data=2", "'data=2' is none"),
     ("--mesh fsdp=0", "give 1 or more"),
-    ("--mesh fsdp", "give 1 or more"),
-    ("--mesh data=2,fsdp=2", "is for 4 devices, but there are 8: --mesh data=2,fsdp=4 fits"),
-    ("--mesh tensor=3,fsdp=2", "is for 6 devices, but there are 8: --mesh fsdp=8 fits"),
-    ("--as-published", "for the recipes of the paper, "),
+    ("--mesh data=2,fsdp=2", "is for 4 devices, but there are 8: --mesh fsdp=8 fits"),
 ]
 
 
@@ -105,23 +82,10 @@ def test_a_mesh_of_another_number_of_devices_than_the_one(capsys):
     [
         ("--optimizer.learning-rate 0.1", "values with --grid.rates"),
         ("--optimizer.name adamw", "values with --grid.optimizers"),
-        ("--grid.rates 0.1 0.1", "each once"),
-        ("--grid.rates 0.02 0.020000001", "each once in six digits"),
-        ("--grid.rates", "--grid.rates is empty"),
+        ("--seed 7", "give their number as --grid.seeds"),
         ("--grid.orthos jordan-0", "--grid.orthos jordan-0: give jordan, you"),
         ("--grid.rates 0", "--grid.rates is 0.0: it should be greater than 0"),
-        ("--grid.seeds 0", "--grid.seeds is 0"),
         ("--model.n-head 3", "--model.n-head"),
-        # What the trainer refuses of a run
-        (
-            "--grid.orthos jordan polar_express --optimizer.polar gram"
-            " --optimizer.compute-dtype bfloat16",
-            "--optimizer: ",
-        ),
-        # Flags in whose place the runs have something else
-        ("--seed 7", "give their number as --grid.seeds"),
-        ("--optimizer.polar svd", "give --grid.orthos svd"),
-        ("--optimizer.adam-learning-rate 0.5 --grid.same-rate", "leave one of them out"),
     ],
 )
 def test_impossible_grids_are_refused(flags, words, capsys):
@@ -143,17 +107,9 @@ def test_flags_at_their_limits_are_taken(flags):
     program.check_settings(command_line.parse([*TOY, *flags.split()])[0].config)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "gpt-base --optimizer.name muon",  # a recipe's norm is of Muon+
-        "gpt-base-muon --as-published",
-    ],
-)
-def test_settings_that_nobody_asked_of_a_rule_are_taken(command):
-    asked, preset = command_line.parse(command.split())
-    rule = asked.config.optimizer
-    optimizers.check_taken(rule, launch.before_flags(asked, preset), [rule])
+def test_settings_of_a_recipe_that_the_rule_does_not_take():
+    """The norm of gpt-base is of Muon+."""
+    assert command_line.parse(["gpt-base", "--optimizer.name", "muon"])[0].config
 
 
 # Texts, folders and files
@@ -210,12 +166,6 @@ def test_resume_refuses_another_text(tmp_path, text, capsys):
         assert train(own, tmp_path, "--name", "x") == 130
     own.write_bytes(text.read_bytes() + b"more")
     assert "the text is not the one" in refusal(capsys, "--resume", str(tmp_path / "x"))
-
-
-def test_config_survives_json():
-    config = RunConfig(data=DataConfig(paths=("a", "b")), optimizer=OptimizerConfig(clip_norm=None))
-    written = json.dumps(dataclasses.asdict(config))
-    assert from_dict(RunConfig, json.loads(written)) == config
 
 
 def test_unwritable_cache_is_named(tmp_path, text, capsys, monkeypatch):

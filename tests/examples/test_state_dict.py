@@ -11,7 +11,6 @@ from examples.trainer.models import state_dict
 from examples.trainer.models.state_dict import abstract, from_state_dict, sizes_of, to_state_dict
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
-from tests.support import hugging_face
 from tests.support.model_trees import leaves
 
 V, D, H, K, F = 7, 6, 2, 3, 8
@@ -23,16 +22,10 @@ GPT = ModelConfig(n_layer=2, n_head=H, d_model=D, d_ff=F, context=5)
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
 
 
-FUSED, SEPARATE = ({"qkv": form} for form in ("fused", "separate"))
-
-
 VARIANTS = {
     "gpt": GPT,
-    "gpt separate": dataclasses.replace(GPT, **SEPARATE),
     "gpt untied": dataclasses.replace(GPT, tied=False),
-    "gpt with the older norm": dataclasses.replace(GPT, final_norm="layer"),
     "llama": LLAMA,
-    "llama fused": dataclasses.replace(LLAMA, **FUSED),
     "llama tied": dataclasses.replace(LLAMA, tied=True),
 }
 
@@ -66,30 +59,6 @@ def test_round_trips_are_exact(variant, scan):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("config", [hugging_face.GPT, hugging_face.LLAMA], ids=["gpt", "llama"])
-def test_all_forms_of_a_network_have_one_state_dict_and_compute_the_same(config):
-    params = hugging_face.params_of(config)
-    published, expected = to_state_dict(params, config), hugging_face.logits(config, params)
-    for change in ({"scan": True}, FUSED, SEPARATE, {"scan": True, **FUSED}):
-        other = dataclasses.replace(config, **change)
-        params = from_state_dict(published, other, hugging_face.V)
-        assert_equal(to_state_dict(params, other), published)
-        np.testing.assert_allclose(hugging_face.logits(other, params), expected, atol=1e-5)
-
-
-def test_tied_head():
-    """PyTorch writes it beside the embedding."""
-    published = to_state_dict(numbered(GPT), GPT)
-    published[state_dict.HEAD] = embedding = published["transformer.wte.weight"]
-    params = from_state_dict(published, GPT, V)
-    assert "lm_head" not in params
-    published[state_dict.HEAD] = embedding + 1
-    with pytest.raises(UserError, match=r"not in a gpt of 2 layers: lm_head.weight"):
-        from_state_dict(published, GPT, V)
-    untied = from_state_dict(published, dataclasses.replace(GPT, tied=False), V)
-    np.testing.assert_array_equal(untied["lm_head"]["kernel"], (embedding + 1).T)
-
-
 @pytest.mark.parametrize("variant", ["gpt", "gpt untied", "llama", "llama tied"])
 def test_sizes_are_read_off_the_arrays(variant):
     config = VARIANTS[variant]
@@ -103,21 +72,24 @@ def test_arrays_get_the_type_of_the_parameters():
     assert {x.dtype for x in jax.tree.leaves(params)} == {jax.numpy.dtype("bfloat16")}
 
 
+def test_a_tied_head_is_read_as_one():
+    """PyTorch writes it beside the embedding."""
+    published = to_state_dict(numbered(GPT), GPT)
+    published[state_dict.HEAD] = embedding = published["transformer.wte.weight"]
+    assert sizes_of(published, "gpt", H, context=5) == (GPT, V)
+    assert_equal(leaves(from_state_dict(published, GPT, V)), leaves(numbered(GPT)))
+    published[state_dict.HEAD] = embedding + 1
+    assert not sizes_of(published, "gpt", H, context=5)[0].tied
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"model.norm.weight": None},
-            "missing in a llama of 2 layers: model.norm.weight. Give all",
-        ),
-        (
-            {f"model.layers.1.self_attn.{letter}_proj.weight": None for letter in "qkvo"},
-            r"k_proj.weight, \S*o_proj.weight, \S*q_proj.weight, \S*v_proj.weight. Give all",
-        ),
-        ({"model.norm.bias": np.ones(D)}, "not in a llama of 2 layers: model.norm.bias. Leave"),
+        ({"model.norm.weight": None}, r"model.norm.weight has the shape None, .* has \(6,\)"),
+        ({"model.norm.bias": np.ones(D)}, r"model.norm.bias has the shape \(6,\), .* has None"),
         (
             {"model.layers.0.mlp.up_proj.weight": np.ones((D, F))},
-            r"up_proj.weight has the shape \(6, 8\), and in a llama .* it has \(8, 6\): give",
+            r"up_proj.weight has the shape \(6, 8\), and in a llama .* it has \(8, 6\)",
         ),
     ],
 )
@@ -125,18 +97,3 @@ def test_other_names_and_shapes_are_refused(change, words):
     published = {**to_state_dict(numbered(LLAMA), LLAMA), **change}
     with pytest.raises(UserError, match=words):
         from_state_dict({k: x for k, x in published.items() if x is not None}, LLAMA, V)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"model.embed_tokens.weight": np.ones(V)}],
-)
-def test_sizes_need_the_embedding(given):
-    with pytest.raises(UserError, match=r"embed_tokens.weight is no matrix"):
-        sizes_of(given, "llama", H, context=5)
-
-
-def test_networks_that_were_never_published_are_refused():
-    gated = dataclasses.replace(GPT, mlp="swiglu")
-    with pytest.raises(UserError, match=r"gpt has no blocks/mlp/gate/.*: only a network"):
-        to_state_dict(numbered(gated), gated)

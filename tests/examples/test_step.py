@@ -14,13 +14,13 @@ from examples.trainer.models.layers import ONE_DEVICE, Layout
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import loss as training_loss
-from examples.trainer.training import optimizers, sharding, transformations
+from examples.trainer.training import optimizers, sharding
 from examples.trainer.training import step as train_step
 from examples.trainer.training.evaluate import make_evaluate, perplexity, short
 from examples.trainer.training.loss import head_loss, token_scores
 from examples.trainer.training.optimizers import for_platform
 from examples.trainer.training.sharding import make_mesh, replicated
-from tests.support.trainer import CUBE, assemble_toy, first_losses
+from tests.support.trainer import CUBE
 
 
 def test_step_that_is_not_finite_changes_nothing():
@@ -35,7 +35,11 @@ def test_step_that_is_not_finite_changes_nothing():
         return optimizers.build(OptimizerConfig(), 10, peaks=rates)
 
     params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
-    begin = train_step.make_init_from(optimizer(optimizers.Rates(0.0, 0.0)))
+
+    def begin(params, seed):
+        rule = optimizer(optimizers.Rates(0.0, 0.0))
+        return train_step.TrainState(params, rule.init(params), jax.random.key(seed))
+
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
         jax.eval_shape(begin, params, 0),
@@ -137,7 +141,6 @@ def of_all_logits(x, head, targets):
     [
         (50_257, None, B),
         (51, CUBE, B),  # 51 words, 2 shards
-        (51, "fsdp=8", 4),  # fewer rows than devices
         (52, "data=2,tensor=4", B),
     ],
 )
@@ -182,105 +185,7 @@ def test_logits_are_never_held_at_once(evaluates, monkeypatch):
     assert bytes_of(of_all_logits) >= logits  # so that the first says something
 
 
-# Clipping
-
-
-COUNT = 100_000
-
-
-def small_gradients(dtype):
-    """2 x 1e5 elements of 1e-3, whose squares are far smaller than their sum."""
-    return {
-        "a": jnp.full((COUNT,), 1e-3, dtype),
-        "b": jnp.full((COUNT // 8, 8), 1e-3, dtype),
-    }
-
-
-def norm_in_float64(tree):
-    """The oracle."""
-    return np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in jax.tree.leaves(tree)))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_norm_is_that_of_float64(dtype):
-    grads = small_gradients(dtype)
-    found = jax.jit(transformations.global_norm)(grads)
-    assert found.dtype == jnp.float32
-    assert float(found) == pytest.approx(norm_in_float64(grads), rel=1e-5)
-    if dtype == "bfloat16":  # what this is in place of
-        assert abs(float(optax.tree.norm(grads)) / norm_in_float64(grads) - 1) > 1e-4
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("largest", [0.1, 10.0])
-def test_clipping_is_that_of_float64(dtype, largest):
-    values = np.random.default_rng(0).standard_normal((300, 50)) / 100
-    grads = {"a": jnp.asarray(values, dtype), "b": small_gradients(dtype)["a"]}
-    found, _ = jax.jit(transformations.clip_by_global_norm(largest).update)(
-        grads, optax.EmptyState()
-    )
-    factor = min(1.0, largest / norm_in_float64(grads))
-    # Rounded once: half of the last of 8 bits. In float32, divided and multiplied.
-    tolerance = 2.0**-8 if dtype == "bfloat16" else 3e-7
-    for name, x in grads.items():
-        assert found[name].dtype == x.dtype
-        exact = np.asarray(x, np.float64) * factor
-        np.testing.assert_allclose(np.asarray(found[name], np.float64), exact, rtol=tolerance)
-    if dtype == "float32":
-        theirs, _ = jax.jit(optax.clip_by_global_norm(largest).update)(grads, optax.EmptyState())
-        jax.tree.map(np.testing.assert_array_equal, found, theirs)
-
-
-@pytest.mark.cpu_program
-def test_clipping_stores_no_copy_in_float32():
-    grads = jax.eval_shape(lambda: small_gradients("bfloat16"))
-    step = jax.jit(transformations.clip_by_global_norm(0.1).update, donate_argnums=0)
-    memory = step.lower(grads, optax.EmptyState()).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < COUNT  # bytes; a copy of one array has 4 for an element
-
-
 # Half precision
-
-
-def test_bfloat16_parameters_halve_the_state(text):
-    changes = {"compute_dtype": "bfloat16", "scan": True, "accumulate": 2, "batch_size": 16}
-    half, mixed = (
-        assemble_toy(text, "", 1, param_dtype=dtype, **changes) for dtype in ("bfloat16", "float32")
-    )
-
-    def sizes(tree):
-        return [x.size * x.dtype.itemsize for x in jax.tree.leaves(tree) if x.ndim]
-
-    state = half.program.abstract
-    for part in ("params", "opt_state"):
-        expected = sizes(getattr(mixed.program.abstract, part))
-        assert sizes(getattr(state, part)) == [size / 2 for size in expected]
-    after, _ = jax.eval_shape(
-        half.program.train_step, state, optimizers.Rates(0.1, 0.1), *half.loader.batch(0)
-    )
-    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
-    # Parameters are rounded to 8 bits after each step too; the loss falls by 0.25 in these steps.
-    assert first_losses(half) == pytest.approx(first_losses(mixed), abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "half"),
-    [("normuon", "float16", "f16"), ("muonplus", "auto", None)],
-)
-def test_products_of_the_polar_step_have_the_dtype_asked_for(name, dtype, half, text):
-    rule = OptimizerConfig(name=name, compute_dtype=dtype)
-    toy = assemble_toy(text, "", 1, optimizer=rule)
-    shapes = jax.eval_shape(toy.init)
-    lowered = (
-        toy.program.train_step.trace(shapes, optimizers.Rates(0.1, 0.1), *toy.loader.batch(0))
-        .lower(lowering_platforms=("cuda",))
-        .as_text()
-    )
-    products = [line for line in lowered.splitlines() if "dot_general" in line]
-    halves = [line for line in products if "xbf16>" in line or "xf16>" in line]
-    # The polar step has 15 products for each of two stacks of shapes; the model has float32.
-    assert bool(halves) == (half is not None)
-    assert all(f"x{half}>" in line for line in halves)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +194,6 @@ def test_products_of_the_polar_step_have_the_dtype_asked_for(name, dtype, half, 
         ("cpu", {}, "float32"),
         ("gpu", {}, "bfloat16"),
         ("tpu", {}, "bfloat16"),
-        ("gpu", {"polar": "gram"}, "bfloat16"),
-        ("gpu", {"polar": "gram", "ns_coeffs": "polar_express"}, "float32"),
         ("cpu", {"compute_dtype": "bfloat16"}, "bfloat16"),
         ("gpu", {"compute_dtype": "float32"}, "float32"),
     ],

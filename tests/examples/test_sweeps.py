@@ -18,7 +18,7 @@ from examples.experiments.sweeps import run as sweep_run
 from examples.experiments.sweeps.grid import Grid, Method, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
-from examples.trainer.settings import rules
+from examples.trainer.settings import run as settings
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
@@ -51,8 +51,8 @@ def test_methods_of_a_grid_and_their_names():
     )
     names = {Trial(m, rate, 0).name for m in grid.methods(many) for rate in (0.1, 0.01)}
     assert len(names) == 2 * (1 + 3 * (1 + 2 * 2))
-    assert get_args(rules.Norm) == get_args(omp.matrices.Norm)  # those of the library
-    plan = Grid(get_args(rules.Name))
+    assert get_args(settings.Norm) == get_args(omp.matrices.Norm)  # those of the library
+    plan = Grid(get_args(settings.Name))
     large = {x.optimizer for x in grid.methods(plan) if grid.rates(plan, x) == plan.adam_rates}
     assert large == {"adamw", "adamuon", "mano"}
 

@@ -41,7 +41,7 @@ def params_of(config, dtype=None):
 def logits(config, params):
     forward = make_forward(config, V, one_device())
     with jax.default_matmul_precision("highest"):
-        return np.asarray(jax.jit(forward)(params, TOKENS, None, 0)[0])
+        return np.asarray(jax.jit(forward)(params, TOKENS))
 
 
 def one_device():

@@ -1,4 +1,4 @@
-"""Logits and losses of a trained model by whole passes over one row, without a KV cache."""
+"""Logits and losses of a trained model by whole passes over one row."""
 
 import functools
 
@@ -9,7 +9,7 @@ import numpy as np
 @functools.cache
 def one_row(forward):
     """The logits of one row, compiled once for a model."""
-    return jax.jit(lambda params, row: forward(params, row, None, 0)[0][0])
+    return jax.jit(lambda params, row: forward(params, row)[0])
 
 
 def logits_after(model, ids):

@@ -11,7 +11,7 @@ from examples.experiments.sweeps.grid import VARIED, Grid
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.settings.command_line import Unprefixed, choose_preset
 from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import RunConfig, check_taken
 from examples.trainer.settings.validation import differences, from_dict
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
@@ -37,7 +37,12 @@ def parse(argv: Sequence[str]) -> tuple[NewSweep, str]:
     """The sweep that the flags ask for, and the name of the preset of its runs."""
     presets = {name: (text, NewSweep(config, Grid())) for name, (text, config) in PRESETS.items()}
     asked, preset = choose_preset(presets, argv, PROGRAM, DESCRIPTION)
-    refuse_what_the_grid_sets(asked, presets[preset][1].config)
+    default = presets[preset][1].config
+    refuse_what_the_grid_sets(asked, default)
+    rule = asked.config.optimizer
+    # Folders are named by their factor, and have rules with a factor of their own too.
+    before = dataclasses.replace(default.optimizer, shape_scale=rule.shape_scale)
+    check_taken(rule, before, asked.grid.optimizers)
     return asked, preset
 
 

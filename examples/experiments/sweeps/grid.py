@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from examples.trainer.settings.rules import RULES, Name, Norm
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import RULES, Name, Norm, RunConfig
 from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
 # A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.

@@ -6,7 +6,6 @@ compiled program.
 """
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import time
@@ -30,10 +29,8 @@ from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
-from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.system.errors import Diverged
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import sharding
 from examples.trainer.training.program import check_settings, make_setup
 
 PAUSE = 5.0  # seconds between checks of what other processes have finished
@@ -72,7 +69,7 @@ def finish(asked: NewSweep, preset: str) -> int:
 
 def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dataset, Path, Ledger]:
     """Checks what is asked and writes it down; gives the text, the folder and the ledger."""
-    check_methods(asked, preset)
+    check_methods(asked)
     keep_compiled_programs()
     dataset = prepare(asked.config.data, say)
     folder = folder_of(asked, preset)
@@ -80,18 +77,12 @@ def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dat
     return dataset, folder, Ledger(folder)
 
 
-def check_methods(asked: NewSweep, preset: str) -> None:
-    """Refuses what the trainer would refuse of a run, and flags that change none of the runs."""
+def check_methods(asked: NewSweep) -> None:
+    """Refuses what the trainer would refuse of a run."""
     validation.check(asked.grid, "--grid.")
-    runs = []
     for method in grid.methods(asked.grid):
         trial = Trial(method, grid.rates(asked.grid, method)[0], 0)
-        runs.append(grid.configure(asked.config, trial, asked.config.runs_dir))
-        check_settings(runs[-1])
-    before = PRESETS[preset][1].optimizer if preset in PRESETS else OptimizerConfig()
-    # Folders are named by their factor, and have rules with a factor of their own too.
-    before = dataclasses.replace(before, shape_scale=asked.config.optimizer.shape_scale)
-    optimizers.check_taken(asked.config.optimizer, before, [run.optimizer for run in runs])
+        check_settings(grid.configure(asked.config, trial, asked.config.runs_dir))
 
 
 def so_far(asked: grid.Grid, ledger: Ledger) -> tuple[int, int]:

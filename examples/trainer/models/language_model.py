@@ -11,7 +11,7 @@ MLP, V vocabulary. Every weight is a 2-D (in, out) kernel, so that the default r
 GPT is by default that of the Muon+ paper as its code has it (K1seki221/MuonPlus @8a9ace1): learned
 positions, a fused projection to queries, keys and values, LayerNorm in the blocks and an RMSNorm
 before the head, and output projections that begin smaller in deeper models. LLaMA: Touvron et al.
-(arXiv 2302.13971), section 2.2; `settings/presets.py` has the sizes.
+(arXiv 2302.13971), section 2.2; the recipes have the sizes.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,10 @@ import optax
 from flax import nnx
 from jax.typing import ArrayLike
 
-from examples.trainer.models.attention import Attention, is_of_attention, rotation_angles
+from examples.trainer.models.attention import Attention, rotation_angles
 from examples.trainer.models.layers import (
     HEAD,
+    NORM_EPSILON,
     ONE_DEVICE,
     Embed,
     Layout,
@@ -34,21 +35,16 @@ from examples.trainer.models.layers import (
     norm,
     output_std,
 )
-from examples.trainer.settings.model import (
-    ModelConfig,
-    head_size,
-    hidden_width,
-    is_gated,
-)
+from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
 
 
 class MLP(nnx.Module):
-    """Widens, applies GELU or, for SwiGLU, multiplies by a gate, and narrows again."""
+    """Widens, applies GELU or, for LLaMA, SwiGLU, which multiplies by a gate, and narrows again."""
 
     def __init__(self, config: ModelConfig, layout: Layout, rngs: nnx.Rngs):
         d, f, bias = config.d_model, hidden_width(config), config.family == "gpt"
         wider = d, f, ("embed", "mlp"), config, layout, rngs, bias
-        self.is_gated = is_gated(config)
+        self.is_gated = config.family == "llama"
         if self.is_gated:
             self.gate = Linear(*wider)
         self.up = Linear(*wider)
@@ -77,17 +73,10 @@ class Block(nnx.Module):
         setattr(self, f"{self.norm}_2", norm(kind, config, rngs))
         self.mlp = MLP(config, layout, rngs)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        kv_cache: Any,
-        start: jax.Array | int,
-        angles: jax.Array | None,
-    ) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, angles: jax.Array | None) -> jax.Array:
         first, second = (getattr(self, f"{self.norm}_{i}") for i in (1, 2))
-        attended, kv_cache = self.attn(first(x), kv_cache, start, angles)
-        x = x + attended
-        return x + self.mlp(second(x)), kv_cache  # [B, T, D]
+        x = x + self.attn(first(x), angles)
+        return x + self.mlp(second(x))  # [B, T, D]
 
 
 def make_blocks(config: ModelConfig, layout: Layout, rngs: nnx.Rngs) -> Any:
@@ -99,33 +88,21 @@ def make_blocks(config: ModelConfig, layout: Layout, rngs: nnx.Rngs) -> Any:
 
 
 def run_blocks(
-    blocks: Any, config: ModelConfig, x: jax.Array, kv_cache: Any, *shared: jax.Array | int | None
-) -> tuple[jax.Array, Any]:
-    """`x` after all blocks, and what their attention returns: the KV cache with the new tokens.
+    blocks: Any, config: ModelConfig, x: jax.Array, angles: jax.Array | None
+) -> jax.Array:
+    """`x` after all blocks."""
 
-    Each block gets its part of `kv_cache`, or None if there is none, and `shared`, which is the
-    same for all layers.
-    """
+    def apply(block: Any, x: jax.Array, angles: jax.Array | None) -> jax.Array:
+        return block(x, angles)
 
-    def apply(
-        block: Any, x: jax.Array, cache: Any, *shared: jax.Array | int | None
-    ) -> tuple[jax.Array, Any]:
-        return block(x, cache, *shared)
-
-    step = apply
-    if config.remat != "none" and kv_cache is None:  # no gradient is taken with a cache
-        step = nnx.remat(apply, policy=is_of_attention if config.remat == "attention" else None)
+    step = nnx.remat(apply) if config.remat == "full" else apply
     if config.scan:
         return nnx.scan(
-            lambda x, block, cache: step(block, x, cache, *shared),
-            in_axes=(nnx.Carry, 0, 0),
-            out_axes=(nnx.Carry, 0),
-        )(x, blocks, kv_cache)
-    updated = []
-    for block, cache in zip(blocks, kv_cache or [None] * len(blocks), strict=True):
-        x, cache = step(block, x, cache, *shared)
-        updated.append(cache)
-    return x, updated
+            lambda x, block: step(block, x, angles), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry
+        )(x, blocks)
+    for block in blocks:
+        x = step(block, x, angles)
+    return x
 
 
 class LanguageModel(nnx.Module):
@@ -144,7 +121,7 @@ class LanguageModel(nnx.Module):
         if config.family == "gpt":
             self.wpe = Embed(config.context, config, layout, rngs)
         self.blocks = make_blocks(config, layout, rngs)
-        epsilon = 0.0
+        epsilon = NORM_EPSILON
         if config.family == "gpt" and config.final_norm == "rms":
             kind, epsilon = nnx.RMSNorm, FINAL_EPSILON
         setattr(self, f"{self.norm}_f", norm(kind, config, rngs, epsilon))
@@ -155,35 +132,24 @@ class LanguageModel(nnx.Module):
             self.lm_head = Linear(width, vocab_size, HEAD, config, layout, rngs, use_bias=False)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """The logits of the token after each position."""
-        return self.forward(tokens, None, 0)[0]
+        """The logits of the token after each position, [B, T, V]."""
+        return logits(self.hidden(tokens), self.head(), self.layout)
 
-    def forward(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        """The same for tokens from position `start` on; also the KV cache with them added."""
-        x, kv_cache = self.hidden(tokens, kv_cache, start)
-        return logits(x, self.head(), self.layout), kv_cache  # [B, T, V]
-
-    def hidden(
-        self, tokens: jax.Array, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        """What the head turns into logits, [B, T, D], and the KV cache."""
+    def hidden(self, tokens: jax.Array) -> jax.Array:
+        """What the head turns into logits, [B, T, D]."""
         config = self.config
         x, angles = self.wte(tokens), None  # [B, T, D]
         place = jnp.arange(tokens.shape[1])
         if config.family == "gpt":
-            x = x + self.wpe(start + place[None])
+            x = x + self.wpe(place[None])
         else:
-            angles = rotation_angles(start + place, head_size(config), config.rope_base)
-        x, kv_cache = run_blocks(self.blocks, config, x, kv_cache, start, angles)
-        return getattr(self, f"{self.norm}_f")(x), kv_cache
+            angles = rotation_angles(place, head_size(config))
+        return getattr(self, f"{self.norm}_f")(run_blocks(self.blocks, config, x, angles))
 
     def head(self) -> jax.Array:
         """The matrix from hidden states to logits, [D, V]."""
         return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
 
 
-Forward = Callable[[optax.Params, ArrayLike, Any, jax.Array | int], tuple[jax.Array, Any]]
-"""A model as a function: parameters, tokens (B, T), the KV cache of `attention.py` or
-None, and the position of the first token, to logits (B, T, V) and the cache with these tokens."""
+Forward = Callable[[optax.Params, ArrayLike], jax.Array]
+"""A model as a function: parameters and tokens (B, T) to logits (B, T, V)."""

@@ -20,7 +20,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from examples.trainer.settings.model import ModelConfig, is_depth_scaled
+from examples.trainer.settings.model import ModelConfig
 
 # Maps the name of an axis to the mesh axes that shard it.
 RULES: dict[str, tuple[str, ...]] = {
@@ -78,11 +78,6 @@ class Layout:
         """What the devices are: cpu, gpu or tpu."""
         return self.mesh.devices.flat[0].platform if self.mesh else jax.default_backend()
 
-    @property
-    def is_here(self) -> bool:
-        """Whether a device can be used by this process, not only compiled for."""
-        return not self.mesh or bool(set(self.mesh.devices.flat).intersection(jax.local_devices()))
-
     def place(self, x: jax.Array, *axes: str | None) -> jax.Array:
         """`x`, whose axes have these names, sharded accordingly."""
         if self.mesh is None or self.devices == 1:
@@ -97,19 +92,13 @@ class Layout:
     def divide(
         self, function: Callable[..., jax.Array], axes: Axes, *arrays: jax.Array
     ) -> jax.Array:
-        """`function` of arrays of one shape, computed by each device for its own shards.
-
-        The result has the axes of the arrays; only those that no mesh axis shards may differ in
-        size. Later arrays may have the first of these axes only. No device needs the shards of
-        another.
-        """
+        """`function` of arrays to one of their shape, by each device for its own shards."""
         if self.mesh is None or self.devices == 1:
             return function(*arrays)
         one = spec(axes, arrays[0].shape, self.mesh)
-        each = tuple(P(*one[: x.ndim]) for x in arrays)
         # Kernels do not say along which mesh axes their results differ, so that is not checked.
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=each, out_specs=one, check_vma=False
+            function, mesh=self.mesh, in_specs=one, out_specs=one, check_vma=False
         )(*arrays)
 
 
@@ -118,6 +107,7 @@ ONE_DEVICE = Layout()
 
 # GPT-2's, the paper's GPT's, and the initializer_range of the LLaMA in Hugging Face transformers.
 STD = 0.02
+NORM_EPSILON = 1e-5  # added to the variance under the root, in all norms but GPT's RMSNorm
 HEAD = ("embed", "vocab")
 """The names of the axes of the matrix from hidden states to logits."""
 
@@ -166,36 +156,9 @@ def activation(axis: str | None) -> str | None:
 
 
 def look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
-    """Rows of a table (V, D) for ids (B, T), in `dtype`."""
-    if layout.devices == 1:
-        return jnp.take(table.astype(dtype), ids, axis=0)
-    return sharded_look_up(table, ids, dtype, layout)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def sharded_look_up(table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout) -> jax.Array:
-    rows = jnp.take(layout.gather(table.astype(dtype), "vocab", "embed"), ids, axis=0)
-    return layout.place(rows, "batch", None, None)
-
-
-def look_up_forward(
-    table: jax.Array, ids: jax.Array, dtype: Any, layout: Layout
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Keeps the table for its shape and type only."""
-    return sharded_look_up(table, ids, dtype, layout), (table, ids)
-
-
-def look_up_backward(
-    dtype: Any, layout: Layout, kept: tuple[jax.Array, jax.Array], dy: jax.Array
-) -> tuple[jax.Array, None]:
-    """The sum of the gradients of the rows with the same id."""
-    table, ids = kept
-    zeros = layout.gather(jnp.zeros(table.shape, jnp.float32), "vocab", "embed")
-    summed = zeros.at[ids].add(dy.astype(jnp.float32))
-    return layout.place(summed, "vocab", "embed").astype(table.dtype), None
-
-
-sharded_look_up.defvjp(look_up_forward, look_up_backward)
+    """Rows of a table (V, D) for ids (B, T), in `dtype`; gradients are sums in the table's."""
+    rows = jnp.take(layout.gather(table, "vocab", "embed"), ids, axis=0)
+    return layout.place(rows.astype(dtype), "batch", None, None)
 
 
 def logits(x: jax.Array, head: jax.Array, layout: Layout) -> jax.Array:
@@ -206,9 +169,9 @@ def logits(x: jax.Array, head: jax.Array, layout: Layout) -> jax.Array:
 def output_std(config: ModelConfig) -> float:
     """The initial deviation of the projections whose outputs are added to the residual stream.
 
-    Scaled, the sum of all 2 n_layer of them begins with the same variance at each depth: GPT-2's.
+    Under GPT the sum of all 2 n_layer of them begins with the same variance at each depth.
     """
-    return STD / math.sqrt(2 * config.n_layer) if is_depth_scaled(config) else STD
+    return STD / math.sqrt(2 * config.n_layer) if config.family == "gpt" else STD
 
 
 class Linear(nnx.Module):
@@ -243,11 +206,13 @@ class Linear(nnx.Module):
         return y + self.bias[...].astype(self.dtype)[None, None] if self.use_bias else y
 
 
-def norm(kind: type[Norm], config: ModelConfig, rngs: nnx.Rngs, epsilon: float = 0.0) -> Norm:
-    """A norm over the width of the model, in float32 inside; `epsilon` replaces the setting."""
+def norm(
+    kind: type[Norm], config: ModelConfig, rngs: nnx.Rngs, epsilon: float = NORM_EPSILON
+) -> Norm:
+    """A norm over the width of the model, in float32 inside."""
     return kind(
         config.d_model,
-        epsilon=epsilon or config.norm_epsilon,
+        epsilon=epsilon,
         dtype=jnp.dtype(config.compute_dtype),
         param_dtype=jnp.dtype(config.param_dtype),
         rngs=rngs,

@@ -21,13 +21,13 @@ from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
-from examples.trainer.settings.presets import VOCABULARIES
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import check_rows, check_settings, program_of
 
 USABLE_OF_GPU = 0.92  # the rest is for cuBLAS, NCCL and fragments: a guess
+VOCABULARIES = {"gpt2": 50_257, "llama2": 32_000}  # tokens
 
 
 def compile_for(asked: NewRun, words: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def report(words: Sequence[str]) -> int:
         "initial state": program.init.trace(0),
     }
     print(f"{asked.compile_for}, {sharding.describe(mesh)}")
-    print(f"attention by {attention.describe(config.model, Layout(mesh))}")
+    print(f"{attention.choose(config.model, Layout(mesh), config.model.context)} attention")
     usable = target.memory * (USABLE_OF_GPU if target.is_gpu else 1)
     programs = {name: compiled(one, target) for name, one in traced.items()}
     for name, program in programs.items():

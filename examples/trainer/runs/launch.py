@@ -20,11 +20,8 @@ from examples.trainer.runs.loop import execute
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.tracker import Tracker
 from examples.trainer.settings import validation
-from examples.trainer.settings.command_line import NewRun, Resume, read_config_file
-from examples.trainer.settings.machines import MachineConfig
-from examples.trainer.settings.presets import PRESETS, as_published
-from examples.trainer.settings.rules import RULES
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.command_line import NewRun, Resume
+from examples.trainer.settings.run import RULES, MachineConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
@@ -70,7 +67,6 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     if isinstance(asked, NewRun):
         folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
         check_settings(config)
-        optimizers.check_taken(config.optimizer, before_flags(asked, preset), [config.optimizer])
     else:
         folder = asked.resume
         config, data_key = run_folder.read_config(folder)
@@ -90,16 +86,6 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
             "give another run. Put the files back, or start a new run."
         )
     return folder, setup
-
-
-def before_flags(asked: NewRun, preset: str) -> OptimizerConfig:
-    """The update rule that the flags of a new run change."""
-    config = PRESETS[preset][1]
-    if asked.file:
-        config = read_config_file(asked.file, config)
-    if asked.as_published:
-        config = as_published(preset, config)
-    return config.optimizer
 
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
@@ -146,13 +132,12 @@ def describe_setup(
     lines = [
         optimizers.describe(config.optimizer, state.params),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
-        f"{attention.describe(config.model, Layout(setup.mesh))}",
+        f"{attention.choose(config.model, Layout(setup.mesh), config.model.context)} attention",
         f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
-        lines += [f"       {line}" for line in sharding.undivided(state.params, setup.mesh)]
     lines.append(
         f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
         f"tokens ({setup.loader.epochs(config.steps):.2f} epochs), in {folder}"

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from examples.trainer.settings.machines import MachineConfig
+from examples.trainer.settings.run import MachineConfig
 from examples.trainer.system.errors import UserError
 
 INIT_SECONDS = 600  # to wait for all processes at the start; large clusters start slowly

@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from examples.trainer.settings.machines import TrackerName
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import RunConfig, TrackerName
 from examples.trainer.system.errors import load_package
 
 

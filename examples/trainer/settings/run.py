@@ -1,16 +1,16 @@
-"""The settings of a run. Each default is written here and nowhere else.
+"""The settings of a run and of its machine. Each default is written here and nowhere else.
 
 The docstring below a field is what `--help` shows for it. A field that is suppressed there is set
 in a file for --config.
 """
 
 import dataclasses
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 from pydantic import Field
 
-from examples.trainer.settings import rules
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.validation import (
@@ -22,6 +22,44 @@ from examples.trainer.settings.validation import (
     Positive,
     Share,
 )
+from examples.trainer.system.errors import UserError
+
+Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+Norm = Literal["none", "col", "row", "col_row", "row_col", "long"]
+"""Those of the library, which takes seconds to import."""
+
+MOMENTUM = ("beta", "nesterov")
+MUON = (*MOMENTUM, "polar", "ns_coeffs", "ns_steps", "compute_dtype")
+
+
+class Rule(NamedTuple):
+    """What other parts of the trainer need to know of a rule."""
+
+    title: str
+    """Its name in tables and figures."""
+    takes: tuple[str, ...]
+    """The settings that are its arguments, by the same names."""
+    large: bool = False
+    """Whether it changes each element of a matrix by about the learning rate, as Adam does."""
+    size: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
+    """Arguments of `omp.describe` that give the size of its updates."""
+
+
+LIKE_OPTAX = {"norm": "none", "shape_scale": "max"}
+LIKE_ADAM = {"norm": "none", "consistent_rms": 0.2}
+
+RULES: dict[Name, Rule] = {
+    "adamw": Rule("AdamW", (), large=True),
+    "muon": Rule("Muon", (*MUON, "shape_scale"), size={"norm": "none"}),
+    "muonplus": Rule("Muon+", (*MUON, "shape_scale", "norm", "norm_eps", "match_frobenius")),
+    # Its second moment keeps the Frobenius norm of a matrix.
+    "normuon": Rule("NorMuon", MUON, size=LIKE_OPTAX),
+    "adamuon": Rule("AdaMuon", MUON, large=True, size=LIKE_ADAM),
+    # It has its own polar step.
+    "turbo_muon": Rule("Turbo-Muon", (*MOMENTUM, "compute_dtype"), size=LIKE_OPTAX),
+    # It has no polar step, and is without Nesterov.
+    "mano": Rule("Mano", ("beta",), large=True, size=LIKE_ADAM),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +68,14 @@ class OptimizerConfig:
 
     __pydantic_config__ = STRICT
 
-    name: rules.Name = "muonplus"
+    name: Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: FiniteOrZero | None = None
     """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
     updates are larger."""
     adam_learning_rate: FiniteOrZero | None = None
     """Peak learning rate of the other parameters; None: that of the matrices."""
-    norm: rules.Norm = "row_col"
+    norm: Norm = "row_col"
     """Which norms muonplus sets to one after the polar step, in this order. long: those of the
     longer side, and for squares of none."""
     norm_eps: tyro.conf.Suppress[FiniteOrZero] = 1e-8
@@ -89,6 +127,18 @@ class OptimizerConfig:
     that step; None: 1 by the steps of the warmup."""
 
 
+def check_taken(given: OptimizerConfig, before: OptimizerConfig, names: Sequence[Name]) -> None:
+    """Refuses a flag that changes no run of some rules; `before` is what the flags change."""
+    taken = {setting for name in names for setting in RULES[name].takes}
+    for setting in sorted({setting for rule in RULES.values() for setting in rule.takes} - taken):
+        value = getattr(given, setting)
+        if value != getattr(before, setting):
+            raise UserError(
+                f"--optimizer.{setting.replace('_', '-')} {value} would change nothing under "
+                f"{', '.join(names)}: leave it out."
+            )
+
+
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
     """One training run."""
@@ -120,3 +170,27 @@ class RunConfig:
     """Start of the sample written at the end; empty: the start of a document."""
     sample_tokens: Count = 200
     """Length of the sample in tokens."""
+
+
+TrackerName = Literal["tensorboard", "wandb"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineConfig:
+    """Where a run is computed and shown. This may change with each --resume."""
+
+    __pydantic_config__ = STRICT
+
+    mesh: str = ""
+    """How devices are arranged, as data=2,fsdp=4,tensor=1; empty: all on fsdp."""
+    distributed: bool = False
+    """This is one of several processes, which find each other through SLURM, Open MPI or a
+    TPU pod."""
+    coordinator: str = ""
+    """HOST:PORT of process 0, if they do not find each other; implies --distributed."""
+    num_processes: int | None = None
+    """Number of processes, if they do not find each other."""
+    process_id: int | None = None
+    """Number of this process, from 0, if they do not find each other."""
+    tracker: tuple[TrackerName, ...] = ()
+    """Dashboards that get the figures of metrics.jsonl too."""

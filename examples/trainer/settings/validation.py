@@ -1,6 +1,7 @@
 """Checks settings against the types and ranges of their fields, with pydantic."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
@@ -26,6 +27,8 @@ Decay = Annotated[float, Field(ge=0, lt=1)]  # of a mean: 1 would keep the first
 
 Settings = TypeVar("Settings")
 
+adapter = functools.cache(pydantic.TypeAdapter)
+
 
 def from_dict(cls: type[Settings], values: Any) -> Settings:
     """Reads what `dataclasses.asdict` has given, after a trip through JSON.
@@ -34,7 +37,7 @@ def from_dict(cls: type[Settings], values: Any) -> Settings:
     ValueError, which names the fields that are not known or have values of another type or range.
     """
     try:
-        return pydantic.TypeAdapter(cls).validate_json(pydantic_core.to_json(values))
+        return adapter(cls).validate_json(pydantic_core.to_json(values))
     except pydantic.ValidationError as error:
         raise ValueError(problems(error)) from None
 
@@ -48,7 +51,7 @@ def check(settings: Any, flag: str = "--") -> None:
     if rb"\u0000" in values:
         raise UserError("a setting has a zero byte in its text, as no name of a file can: omit it.")
     try:
-        pydantic.TypeAdapter(type(settings)).validate_json(values)
+        adapter(type(settings)).validate_json(values)
     except pydantic.ValidationError as error:
         raise UserError(f"{problems(error, flag)}.") from None
 

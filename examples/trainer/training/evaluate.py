@@ -34,11 +34,6 @@ class Evaluation:
         return dataclasses.asdict(self)
 
 
-def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: float) -> float:
-    """Bits per byte of a text of `n_bytes` bytes and `tokens` tokens."""
-    return nats_per_token / math.log(2) * tokens / n_bytes
-
-
 def perplexity(loss: float) -> float:
     """exp(loss), of at most LARGEST: more would overflow, and says nothing."""
     return math.exp(min(loss, LARGEST))
@@ -61,7 +56,11 @@ def make_evaluate(
     def evaluate(params: optax.Params) -> Evaluation:
         losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
         loss = math.fsum(map(float, losses)) / full
-        return Evaluation(loss, perplexity(loss), bits_per_byte(loss, 1, size))
+        return Evaluation(
+            val_loss=loss,
+            val_perplexity=perplexity(loss),
+            val_bits_per_byte=loss / math.log(2) / size,
+        )
 
     return evaluate
 

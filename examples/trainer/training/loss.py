@@ -28,7 +28,7 @@ WORDS = 128
 """A head of more than 32 times as many words is filled up to a multiple of them, once before the
 chunks: XLA would fill up an odd number, and cut it off again, in every product of every chunk."""
 
-NO_TARGET = -1  # of positions that are added to fill a chunk or a mesh
+NO_TARGET = -1  # of positions that are added to fill a chunk or a batch
 
 
 class Scores(NamedTuple):
@@ -97,16 +97,13 @@ def on_mesh(
 
     With gradients, also those of the sum of all nats, by hidden states and by the head.
     """
-    rows, words = len(x), head.shape[1]
+    words = head.shape[1]
     chunk_bytes = TPU_CHUNK_BYTES if layout.platform == "tpu" else CHUNK_BYTES
     mesh = layout.mesh
     if mesh is None or mesh.size == 1:
         return on_device(x, head, targets, Shards(words, chunk_bytes), with_gradients)
     batch, vocab = RULES["batch"], RULES["vocab"]
-    more_rows, more_words = -rows % shard_count(mesh, batch), -words % shard_count(mesh, vocab)
-    x = jnp.pad(x, ((0, more_rows), (0, 0), (0, 0)))
-    targets = jnp.pad(targets, ((0, more_rows), (0, 0)), constant_values=NO_TARGET)
-    head = jnp.pad(head, ((0, 0), (0, more_words)))
+    head = jnp.pad(head, ((0, 0), (0, -words % shard_count(mesh, vocab))))
     head_spec = spec(HEAD, head.shape, mesh)
     shards = Shards(words, chunk_bytes, batch, vocab, head_spec[0] or ())
     scores, gradients = jax.shard_map(
@@ -116,11 +113,10 @@ def on_mesh(
         out_specs=(P(batch), (P(batch), head_spec) if with_gradients else None),
         check_vma=False,  # all but the head's gradient is the same on devices that share rows
     )(x, head, targets)
-    scores = Scores(*(score[:rows] for score in scores))
     if not with_gradients:
         return scores, None
     dx, dhead = gradients
-    return scores, (dx[:rows], dhead[:, :words])
+    return scores, (dx, dhead[:, :words])
 
 
 def on_device(

@@ -1,9 +1,7 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
-import contextlib
 import dataclasses
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +10,8 @@ import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
-from examples.trainer.settings.rules import MOMENTUM, RULES
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.run import MOMENTUM, RULES, OptimizerConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import transformations
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import Momentum
 
@@ -55,64 +51,36 @@ def schedules(
     return lambda update: (matrices(update), rest(update))
 
 
-# Kernels of blocks under --model.scan, [layer, in, out]: each layer is a matrix. The fused
-# projection to queries, keys and values is one matrix, as in the paper's code.
-RULES_OF_MODELS = (
-    ("(^|/)blocks/[a-z]+/[a-z]+/kernel$", omp.MuonDimensionNumbers(1, 2), 3),
-    ("(^|/)attn/qkv/kernel$", omp.MuonDimensionNumbers(0, 1), 2),
-)
-
-
-def rules_for(params: optax.Params) -> list[Any]:
-    """The rules that find something among the parameters; the library refuses others."""
-    leaves = [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), len(x.shape))
-        for path, x in jax.tree.leaves_with_path(params)
-    ]
-    return [
-        (pattern, numbers, axes)
-        for pattern, numbers, axes in RULES_OF_MODELS
-        if any(re.search(pattern, name) and axes == given for name, given in leaves)
-    ]
-
-
 def matrices(params: optax.Params) -> Any:
-    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
-    return omp.muon_dimension_numbers(params, rules=rules_for(params))
+    """The axes that make each kernel of a block a matrix; None for parameters that get AdamW.
+
+    Kernels are (in, out), and (layer, in, out) under --model.scan. The fused projection to queries,
+    keys and values is one matrix, as in the paper's code.
+    """
+
+    def axes(path: Any, x: Any) -> omp.MuonDimensionNumbers | None:
+        name, last = jax.tree_util.keystr(path, simple=True, separator="/"), len(x.shape) - 1
+        is_matrix = name.endswith("kernel") and "lm_head" not in name
+        return omp.MuonDimensionNumbers(last - 1, last) if is_matrix else None
+
+    return jax.tree.map_with_path(axes, params)
 
 
 def check(config: OptimizerConfig) -> None:
     """Refuses settings that the library refuses, in its own words."""
     flat = optax.constant_schedule(0.0)
     try:
-        rule_of(for_platform(config, "cpu"), flat, flat, None, transformations.ADAM_EPSILON)
+        rule_of(config, flat, flat, None)
     except ValueError as error:
         raise UserError(f"--optimizer: {error}") from None
-
-
-def check_taken(
-    given: OptimizerConfig, before: OptimizerConfig, rules: Sequence[OptimizerConfig]
-) -> None:
-    """Refuses a flag that changes no run of some rules; `before` is what the flags change."""
-    taken = {setting for rule in rules for setting in RULES[rule.name].takes}
-    names = ", ".join(dict.fromkeys(rule.name for rule in rules))
-    for setting in sorted({name for rule in RULES.values() for name in rule.takes} - taken):
-        value = getattr(given, setting)
-        if value not in (getattr(OptimizerConfig(), setting), getattr(before, setting)):
-            flag = f"--optimizer.{setting.replace('_', '-')}"
-            raise UserError(f"{flag} {value} would change nothing under {names}: leave it out.")
 
 
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
     """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
     if config.compute_dtype != "auto":
         return config
-    half = dataclasses.replace(config, compute_dtype="bfloat16")
-    if platform != "cpu":
-        with contextlib.suppress(UserError):  # of a polar step that needs float32
-            check(half)
-            return half
-    return dataclasses.replace(config, compute_dtype="float32")
+    dtype = "float32" if platform == "cpu" else "bfloat16"
+    return dataclasses.replace(config, compute_dtype=dtype)
 
 
 def build(
@@ -123,32 +91,41 @@ def build(
     `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
     """
     rate, adam_rate = (schedule(config, peak, steps) for peak in peaks or rates(config))
-    if config.adam_eps_before_correction:
-        rule = transformations.epsilon_before_correction(
-            lambda eps: rule_of(config, rate, adam_rate, sharding, eps), config.adam_b2
-        )
-    else:
-        rule = rule_of(config, rate, adam_rate, sharding, transformations.ADAM_EPSILON)
+    rule = rule_of(config, rate, adam_rate, sharding)
     if config.clip_norm is not None:
-        rule = optax.chain(transformations.clip_by_global_norm(config.clip_norm), rule)
+        rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
     return rule
 
 
+EPSILON = 1e-8  # Optax's, and that of the paper's code
+
+
+def adamw(
+    config: OptimizerConfig, rate: optax.Schedule, decay: float
+) -> optax.GradientTransformation:
+    """AdamW, which adds its epsilon after the bias correction, or before it as the paper's code.
+
+    The update of that code is m sqrt(1 - b2^t) / ((1 - b1^t) (sqrt(v) + eps)). Optax divides the
+    moments by 1 - b^t first and then adds its epsilon. Both are the same for an epsilon of
+    eps / sqrt(1 - b2^t), which is larger in the first steps.
+    """
+    b1, b2 = config.adam_b1, config.adam_b2
+    given: dict[str, Any] = {"learning_rate": rate, "b1": b1, "b2": b2, "weight_decay": decay}
+    given["nesterov"] = config.adam_nesterov
+    if not config.adam_eps_before_correction:
+        return optax.adamw(**given, eps=EPSILON)
+    rule = optax.inject_hyperparams(optax.adamw, tuple(given), hyperparam_dtype=jnp.float32)
+    return rule(**given, eps=lambda count: EPSILON / jnp.sqrt(1 - b2 ** (count + 1)))
+
+
 def rule_of(
-    config: OptimizerConfig,
-    rate: optax.Schedule,
-    adam_rate: optax.Schedule,
-    sharding: Any,
-    eps: ArrayLike,
+    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
     """A rule of Muon's family on the matrices and AdamW on the rest, or AdamW on both."""
-    b1, b2, nesterov = config.adam_b1, config.adam_b2, config.adam_nesterov
-    decay, rest = config.weight_decay, config.adam_weight_decay
-    others = optax.adamw(adam_rate, b1, b2, eps, weight_decay=rest, nesterov=nesterov)
+    decay, others = config.weight_decay, adamw(config, adam_rate, config.adam_weight_decay)
     where = omp.Matrices(weight_dimension_numbers=matrices, sharding=sharding)
     if config.name == "adamw":
-        rule = optax.adamw(rate, b1, b2, eps, weight_decay=decay, nesterov=nesterov)
-        parts: dict[Any, optax.GradientTransformation] = {"muon": rule, "adam": others}
+        parts: dict[Any, Any] = {"muon": adamw(config, rate, decay), "adam": others}
         return optax.partition(parts, lambda params: where.read(params).labels)
     given = {name: getattr(config, name) for name in RULES[config.name].takes}
     if given.get("compute_dtype") in ("auto", "float32"):
@@ -182,4 +159,4 @@ def describe(config: OptimizerConfig, params: optax.Params) -> str:
     for name in ("shape_scale", "norm", "match_frobenius"):
         if name in RULES[config.name].takes:
             size[name] = getattr(config, name)
-    return omp.describe(params, rules=rules_for(params), **size)
+    return omp.describe(params, matrices, **size)

@@ -22,15 +22,12 @@ from examples.trainer.training.evaluate import Evaluation, make_evaluate
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import (
-    Init,
-    InitFrom,
     Loss,
     Measured,
     Seed,
     TrainState,
     TrainStep,
     make_forward,
-    make_init_from,
     make_init_params,
     make_train_step,
     on_targets,
@@ -45,8 +42,10 @@ class Program:
     forward: Forward
     abstract: TrainState
     """The shapes, types and shardings of the state."""
-    init: Init
-    init_from: InitFrom
+    init: Callable[[Seed], TrainState]
+    """Seed to the state before the first step."""
+    init_from: Callable[[optax.Params, Seed], TrainState]
+    """The same with other parameters, whose memory is reused."""
     train_step: TrainStep
     loss: Loss
 
@@ -70,8 +69,9 @@ def make_program(
         shardings = param_shardings if mesh.size > 1 else None
         return optimizers.build(rule, steps, shardings, rates)
 
-    no_rates = optimizer(Rates(0.0, 0.0))
-    init_from = make_init_from(no_rates)
+    def init_from(params: optax.Params, seed: Seed) -> TrainState:
+        opt_state = optimizer(Rates(0.0, 0.0)).init(params)
+        return TrainState(params, opt_state, jax.random.key(seed))
 
     def init(seed: Seed) -> TrainState:
         return init_from(init_params(seed), seed)
@@ -119,15 +119,13 @@ def check_settings(config: RunConfig) -> None:
 def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup:
     """The setup of a run; raises `UserError` if there is too little text or rows do not divide."""
     check_rows(config, mesh)
-    loader = loader_of(config, dataset)
-    optimizer, words = config.optimizer, dataset.tokenizer.get_vocab_size()
-    program = program_of(config, words, mesh)
-    rates = optimizers.rates(optimizer)
+    program = program_of(config, dataset.tokenizer.get_vocab_size(), mesh)
+    rates = optimizers.rates(config.optimizer)
     return TrainingSetup(
         config=config,
         mesh=mesh,
         dataset=dataset,
-        loader=loader,
+        loader=loader_of(config, dataset),
         program=program,
         init=lambda: program.init(config.seed),
         train_step=lambda state, *batch: program.train_step(state, rates, *batch),
@@ -136,14 +134,10 @@ def make_setup(config: RunConfig, dataset: Dataset, mesh: Mesh) -> TrainingSetup
 
 
 def check_rows(config: RunConfig, mesh: Mesh) -> None:
-    devices = sharding.shard_count(mesh, sharding.RULES["batch"])
-    parts = devices * config.accumulate
+    parts = sharding.shard_count(mesh, sharding.RULES["batch"]) * config.accumulate
     if config.batch_size % parts:
-        more = -(-config.batch_size // parts) * parts
-        pieces = f" in --accumulate {config.accumulate} pieces" if config.accumulate > 1 else ""
-        mesh_too = ", or put devices on tensor, as --mesh tensor=2,... does" if devices > 1 else ""
         raise UserError(
-            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = {devices} "
-            f"{'devices' if devices > 1 else 'device'}{pieces}: give a multiple of {parts}, for "
-            f"example --batch-size {more}{mesh_too}."
+            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = "
+            f"{parts // config.accumulate} devices in --accumulate {config.accumulate} pieces: "
+            f"give a multiple of {parts}, or put devices on tensor, as --mesh tensor=2,... does."
         )

@@ -14,11 +14,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.models.attention import check_attention
 from examples.trainer.models.language_model import Forward, LanguageModel
 from examples.trainer.models.layers import Layout
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.training import sharding, transformations
+from examples.trainer.training import sharding
 from examples.trainer.training.optimizers import Rates
 
 Seed = int | jax.Array
@@ -28,15 +27,17 @@ Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
 
 
+def make_model(
+    config: ModelConfig, vocab_size: int, mesh: Mesh
+) -> Callable[[optax.Params], LanguageModel]:
+    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0), Layout(mesh)))
+    graph, _ = nnx.split(model)
+    return lambda params: nnx.merge(graph, params)
+
+
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
     model_of = make_model(config, vocab_size, mesh)
-
-    def forward(
-        params: optax.Params, tokens: ArrayLike, kv_cache: Any, start: jax.Array | int
-    ) -> tuple[jax.Array, Any]:
-        return model_of(params).forward(jnp.asarray(tokens), kv_cache, start)
-
-    return forward
+    return lambda params, tokens: model_of(params)(jnp.asarray(tokens))
 
 
 def on_targets(
@@ -50,24 +51,10 @@ def on_targets(
 
     def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
         model = model_of(params)
-        x, _ = model.hidden(jnp.asarray(inputs), None, 0)
-        return measure(x, model.head(), jnp.asarray(targets), layout_of(config, mesh))
+        x = model.hidden(jnp.asarray(inputs))
+        return measure(x, model.head(), jnp.asarray(targets), Layout(mesh))
 
     return measured
-
-
-def layout_of(config: ModelConfig, mesh: Mesh) -> Layout:
-    return Layout(mesh)
-
-
-def make_model(
-    config: ModelConfig, vocab_size: int, mesh: Mesh
-) -> Callable[[optax.Params], LanguageModel]:
-    layout = layout_of(config, mesh)
-    check_attention(config, layout)
-    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0), layout))
-    graph, _ = nnx.split(model)
-    return lambda params: nnx.merge(graph, params)
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
@@ -94,21 +81,8 @@ class Measured(NamedTuple):
     """Norm of the whole gradient, before it is clipped."""
 
 
-Init = Callable[[Seed], TrainState]
-"""Seed to the state before the first step."""
-
-InitFrom = Callable[[optax.Params, Seed], TrainState]
-"""Parameters, whose memory is reused, and seed to the state before the first step."""
-
 TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
 """State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
-
-
-def make_init_from(optimizer: optax.GradientTransformation) -> InitFrom:
-    def begin(params: optax.Params, seed: Seed) -> TrainState:
-        return TrainState(params, optimizer.init(params), jax.random.key(seed))
-
-    return begin
 
 
 def shardings_of(abstract: Any) -> Any:
@@ -134,7 +108,7 @@ def make_train_step(
         rows = (jnp.asarray(inputs), jnp.asarray(targets))
         batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
         loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
-        norm = transformations.global_norm(grads)
+        norm = optax.tree.norm(grads)
         updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)

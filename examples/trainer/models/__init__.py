@@ -1,1 +1,0 @@
-"""Transformers, their attention and state dicts, and sampling from them."""

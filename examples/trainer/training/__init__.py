@@ -1,1 +1,0 @@
-"""Training as functions: optimizers, sharding, loss, one step, evaluation, and their setup."""
