@@ -206,7 +206,8 @@ def _scale(
         norm = root(jnp.sum(jnp.abs(wide), axis=-1, keepdims=True))
     else:
         if reads_diagonal:
-            diagonal = jnp.diagonal(gram, axis1=-2, axis2=-1)
+            side = gram.shape[-1]
+            diagonal = gram.reshape(*gram.shape[:-2], side * side)[..., :: side + 1]
             trace = jnp.sum(diagonal, axis=-1, dtype=wide.dtype)
         else:
             trace = jnp.trace(wide, axis1=-2, axis2=-1)

@@ -211,9 +211,8 @@ def results(program, operation):
 
 
 def stacks(program):
-    """Arrays that are joined of matrices, not of indices or of one number for each row."""
-    joined = results(program, "concatenate")
-    return [array for array in joined if "xi32" not in array and "x1x" not in array]
+    """Arrays that are joined of matrices, not of one number for each row."""
+    return [array for array in results(program, "concatenate") if "x1x" not in array]
 
 
 @pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
@@ -239,7 +238,7 @@ def test_the_gram_matrix_is_read_by_products_and_polynomials_only_on_a_gpu():
         lambda x: polar.plain(x, Orthogonalize(compute_dtype="bfloat16")), (24, 64)
     )
     assert results(program, "reduce_precision").count("24x24xf32") == 5  # the polynomials
-    assert results(program, "gather") == ["24xbf16"]
+    assert "24xbf16" in results(program, "slice")
 
 
 @pytest.mark.parametrize("table", TABLES)
