@@ -1,7 +1,4 @@
-"""Turns a text into tokens before a run, as where only one machine has a network.
-
-`python -m examples.data --source fineweb --tokens 1e9`; runs have these flags as --data.source, ...
-"""
+"""Turns a text into tokens before a run: `python -m examples.data --source fineweb`."""
 
 import sys
 from typing import Annotated
@@ -16,11 +13,7 @@ from examples.trainer.system.errors import command
 
 
 def tokens(data: Annotated[DataConfig, tyro.conf.arg(name="")]) -> str:
-    """Turns a text into tokens, which runs with the same flags find (there --data.source, ...).
-
-    Args:
-      data: the text.
-    """
+    """Turns a text into tokens, which runs with the same flags find (there --data.source, ...)."""
     validation.check(RunConfig(data=data))
     found = prepare(data, print)
     return (

@@ -46,7 +46,7 @@ def test_the_stream_becomes_files(config, monkeypatch, tmp_path):
         assert own == [row for row in read if split_of(row, 0.2) == split]
         assert getattr(found, split).bytes == sum(len(row.encode()) for row in own)
     assert 0.14 < len(documents["val"]) / len(read) < 0.26
-    assert "20,000 training tokens, from 0" in said[0] and "tokens" in said[-1]
+    assert "0 to 20,000 tokens" in said[0] and "tokens" in said[-1]
     monkeypatch.setattr(preparation, "stream", lambda start: pytest.fail("the cache has the text"))
     assert prepare(config, quiet).key == found.key
 
@@ -62,7 +62,7 @@ def test_an_interrupted_stream_goes_on_and_is_not_read_as_whole(config, monkeypa
     serve(monkeypatch, ROWS)
     said = []
     again = prepare(config, said.append)
-    assert again.key == whole.key and "from 0," not in said[0]
+    assert again.key == whole.key and " 0 to" not in said[0]
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
     for split in ("train", "val"):
         ids = (getattr(each, split).ids[:] for each in (again, whole))

@@ -1,6 +1,8 @@
 """Runs that are stopped or crash, and go on: the same losses."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -9,6 +11,7 @@ from examples.trainer.runs.loop import StopRequests
 from examples.trainer.runs.metrics import read_metrics
 from tests.support.trainer import (
     PATIENCE,
+    ROOT,
     STEPS,
     TOY,
     crash,
@@ -82,3 +85,20 @@ def test_signals_become_requests_and_a_second_ctrl_c_interrupts():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_ctrl_c_in_the_first_seconds_ends_with_a_sentence():
+    program = """
+import sys, importlib.abc
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in ("tyro", "jax", "pydantic"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from examples import train
+sys.exit(train.main([]))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 130 and "stopped before the run began" in done.stdout
+    assert "Traceback" not in done.stderr

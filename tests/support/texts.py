@@ -17,7 +17,7 @@ def documents(seed: int, count: int = 60) -> list[str]:
 
 def make_tokenizer(path: Path) -> Path:
     """Writes a tokenizer of 300 tokens for documents of the first seeds."""
-    tokenizer.train((text for seed in range(3) for text in documents(seed, 9)), 300).save(str(path))
+    tokenizer.train([text for seed in range(3) for text in documents(seed, 9)], 300).save(str(path))
     return path
 
 

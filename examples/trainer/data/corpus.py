@@ -23,8 +23,7 @@ LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".txt", ".md", ".py", *LINES)
 SHORTEST_PIECE = 64  # characters; texts are not cut into shorter pieces
 # Tests are missing from slim installations; encodings and topics.py are tables rather than code.
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
-SKIPPED_FILES = {"pydoc_data/topics.py"}
+SKIPPED = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "topics.py"}
 DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 COMMENT = re.compile(r"(?:^[ \t]*#[^\n]*\n)+", re.MULTILINE)
 SHORTEST_PARAGRAPH = 80  # characters; shorter ones are headings and lists
@@ -129,9 +128,7 @@ def standard_library() -> Iterator[Path]:
     """The source of Python's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        skipped = relative.as_posix() in SKIPPED_FILES
-        if not skipped and not SKIPPED_FOLDERS.intersection(relative.parts):
+        if not SKIPPED.intersection(path.relative_to(root).parts):
             yield path
 
 
@@ -158,9 +155,5 @@ def paragraphs(sources: Iterable[Path]) -> list[str]:
         found += DOCSTRING.findall(source)
         found += [re.sub(r"(?m)^[ \t]*#+ ?", "", comment) for comment in COMMENT.findall(source)]
     lines = (" ".join(part.split()) for text in found for part in re.split(r"\n\s*\n", text))
-    return [f"{line}\n\n" for line in dict.fromkeys(lines) if is_prose(line)]
-
-
-def is_prose(paragraph: str) -> bool:
-    long = len(paragraph) >= SHORTEST_PARAGRAPH
-    return long and paragraph[0].isupper() and paragraph[-1] in ".:"
+    long = [line for line in dict.fromkeys(lines) if len(line) >= SHORTEST_PARAGRAPH]
+    return [f"{line}\n\n" for line in long if line[0].isupper() and line[-1] in ".:"]

@@ -96,18 +96,10 @@ class Loader:
 
         `rows` are the rows of the batch that this process needs; None for all of them.
         """
-        starts = self.indices(positions(step, self.batch_size, rows)) * self.context
+        epochs, indices = np.divmod(positions(step, self.batch_size, rows), self.n_windows)
+        starts = feistel(indices, self.n_windows, self.seed, epochs) * self.context
         found = np.stack([self.ids[start : start + self.context + 1] for start in starts.tolist()])
         return found[:, :-1].astype(np.int32), found[:, 1:].astype(np.int32)
-
-    def indices(self, places: np.ndarray) -> np.ndarray:
-        """Which windows of the text are at places (n,) of the sequence of all epochs."""
-        epochs, indices = np.divmod(places, self.n_windows)
-        return feistel(indices, self.n_windows, self.seed, epochs)
-
-    def epochs(self, steps: int) -> float:
-        """How often the text is read in so many steps."""
-        return steps * self.batch_size / self.n_windows
 
 
 def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
@@ -124,16 +116,12 @@ def loader_of(config: RunConfig, dataset: Dataset) -> Loader:
 def enough(loader: Loader, split: str) -> Loader:
     """The loader, if its text has a batch."""
     if loader.n_windows < loader.batch_size:
-        larger = ", a larger --data.val-fraction" if split == "validation" else ""
         raise UserError(
             f"too little {split} text: {len(loader.ids)} tokens, and a batch needs"
-            f" {loader.batch_size} x {loader.context}. Give more text{larger}, or a smaller"
-            " --batch-size or --model.context."
+            f" {loader.batch_size} x {loader.context}. Give more text, or a smaller"
+            " --batch-size or --model.context; --data.val-fraction is the share for validation."
         )
     return loader
-
-
-Index = tuple[slice, ...] | None
 
 
 def place_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -145,7 +133,7 @@ def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax
     """Inputs and targets of a step, with the given sharding; reads only rows of this process."""
     shape = (loader.batch_size, loader.context)
 
-    def rows(index: Index) -> range:
+    def rows(index: tuple[slice, ...] | None) -> range:
         return range(*(index[0] if index else slice(None)).indices(loader.batch_size))
 
     # Devices with the same rows, such as those along `tensor`, share one read.

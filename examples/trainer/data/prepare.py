@@ -23,7 +23,6 @@ from examples.trainer.data.token_files import Dataset, Tokens
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError, load_package
-from examples.trainer.system.files import write_atomically
 
 Say = Callable[[str], None]
 INDEX = "index.json"
@@ -49,9 +48,9 @@ def prepare_files(config: DataConfig, say: Say) -> Dataset:
     """The text of files, which is tokenized again if its folder is damaged."""
     documents = corpus.read(config)
     given = tokenizer.named(config.tokenizer, config.end_token) if config.tokenizer else None
-    made_by = corpus.digest(given.to_str()) if given else config.vocab_size
-    content = [f"{made_by} {config.val_fraction}", *map(corpus.digest, documents)]
-    folder = cache_folder() / f"text-{hash_of(''.join(content).encode())[:16]}"
+    made_by = given.to_str() if given else config.vocab_size
+    content = "\0".join([f"{made_by} {config.val_fraction}", *documents])
+    folder = cache_folder() / f"text-{hash_of(content.encode())[:16]}"
     with writing(folder, say):
         try:
             if (index := read_index(folder)) and index.complete:
@@ -63,7 +62,7 @@ def prepare_files(config: DataConfig, say: Say) -> Dataset:
         say(f"tokenizing {size / 1e6:.1f} MB of text, once, into {folder} ...")
         made = given or tokenizer.ready(tokenizer.train(train, config.vocab_size), config.end_token)
         (folder / INDEX).unlink(missing_ok=True)
-        write_atomically(folder / TOKENIZER, made.to_str().encode())
+        files.write_atomically(folder / TOKENIZER, made.to_str().encode())
         writer = Writer(folder, say)
         writer.fill(train, lambda text: "train")
         writer.fill(val, lambda text: "val")
@@ -81,14 +80,11 @@ def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
     with writing(folder, say):
         if not (folder / TOKENIZER).exists():
             made = tokenizer.named(name, config.end_token)
-            write_atomically(folder / TOKENIZER, made.to_str().encode())
+            files.write_atomically(folder / TOKENIZER, made.to_str().encode())
         if (index := read_index(folder)) and index.complete:
             return open_folder(folder, index)
         writer = Writer(folder, say)
-        say(
-            f"streaming FineWeb to {limit:,} training tokens, from {writer.tokens:,}, once, into"
-            f" {folder} ..."
-        )
+        say(f"streaming FineWeb, {writer.tokens:,} to {limit:,} tokens, once, into {folder} ...")
         texts = stream(writer.index.read)
         writer.fill(texts, lambda text: corpus.split_of(text, config.val_fraction), limit)
         return writer.finish()
@@ -164,7 +160,7 @@ class Writer:
                 hashes.append(hash_of(ids.data))
                 pieces.clear()
         content = json.dumps(asdict(self.index), indent=1)
-        write_atomically(self.folder / INDEX, content.encode())
+        files.write_atomically(self.folder / INDEX, content.encode())
         self.say(f"  {self.tokens:,} training tokens")
 
     def finish(self) -> Dataset:
@@ -238,11 +234,9 @@ def writing(folder: Path, say: Say) -> Generator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / "lock")
         try:
-            lock.acquire(blocking=False)
+            held = lock.acquire(blocking=False)
         except Timeout:
             say(f"waiting for another process, which writes {folder} ...")
-            lock.acquire()
-        try:
+            held = lock.acquire()
+        with held:
             yield
-        finally:
-            lock.release()

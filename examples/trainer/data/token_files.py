@@ -9,7 +9,6 @@ have no header: they are uint16, or uint32 where the vocabulary has more than 65
 import bisect
 import hashlib
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ from tokenizers import Tokenizer, decoders
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError
 
-HEADER = 256
-HEADER_BYTES = 4 * HEADER
+HEADER = 256  # numbers of 4 bytes
 KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 """Magic number to version and type of the tokens."""
 BLOCK = 2**20  # tokens that are looked at together
@@ -61,7 +59,8 @@ class TokenFile:
     def __getitem__(self, index: slice) -> np.ndarray:
         start, stop, _ = index.indices(self.tokens)
         size, offset = max(0, stop - start), self.offset + start * self.dtype.itemsize
-        if version_of(self.path.stat()) == self.version:
+        stat = self.path.stat()
+        if (stat.st_size, stat.st_mtime_ns) == self.version:
             found = np.fromfile(self.path, self.dtype, size, offset=offset)
             if len(found) == size:
                 return found
@@ -147,18 +146,14 @@ def open_file(path: Path, plain: np.dtype) -> TokenFile:
     stat = path.stat()
     magic, *written = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
     version, dtype = KINDS.get(magic, (0, plain))
-    offset = HEADER_BYTES if version else 0
+    offset = 4 * HEADER if version else 0
     tokens, rest = divmod(max(0, stat.st_size - offset), dtype.itemsize)
     if rest or (version and written != [version, tokens]):
         raise DamagedFileError(
             f"{path} has {tokens} tokens of {dtype.name} and {rest} bytes, or another header: it is"
             " truncated, or of another type. Make it again."
         )
-    return TokenFile(path, dtype, tokens, offset, version_of(stat))
-
-
-def version_of(stat: os.stat_result) -> tuple[int, int]:
-    return stat.st_size, stat.st_mtime_ns
+    return TokenFile(path, dtype, tokens, offset, (stat.st_size, stat.st_mtime_ns))
 
 
 def read_bins(paths: Sequence[str], tokenizer: Tokenizer) -> Dataset:

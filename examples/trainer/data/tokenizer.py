@@ -1,7 +1,7 @@
 """The tokenizer: a byte-level BPE that is trained on the text, or a `tokenizer.json`."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -14,13 +14,13 @@ END = "<|endoftext|>"
 ENDS = (END, "<s>", "</s>")
 # Where a tokenizer is. Access to Meta's own LLaMA-2 tokenizer is gated; this copy is free.
 HUB = {"gpt2": "openai-community/gpt2", "llama2": "hf-internal-testing/llama-tokenizer"}
-SAMPLE_BYTES = 2_000_000  # text to learn merges from; more takes longer and changes little
+SAMPLE_SIZE = 2_000_000  # characters to learn merges from; more takes longer and changes little
 # Text with each byte that UTF-8 can have, and with what normalizers change.
 LETTERS = (*range(0x800), *range(0x800, 0x110000, 0x800))
 PROBE = " \r\n  " + "".join(chr(i) for i in LETTERS if not 0xD800 <= i < 0xE000) + " \n"
 
 
-def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
+def train(documents: Sequence[str], vocab_size: int) -> Tokenizer:
     """A tokenizer of at most `vocab_size` tokens; fewer if the text is too short."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -31,17 +31,10 @@ def train(documents: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(head(documents, SAMPLE_BYTES), trainer)
+    before = itertools.accumulate(map(len, documents), initial=0)
+    read = [text for text, size in zip(documents, before, strict=False) if size < SAMPLE_SIZE]
+    tokenizer.train_from_iterator(read, trainer)
     return tokenizer
-
-
-def head(documents: Iterable[str], size: int) -> Iterator[str]:
-    """The first documents, until `size` characters are reached."""
-    for document in documents:
-        if size <= 0:
-            return
-        size -= len(document)
-        yield document
 
 
 def named(name: str, end: str = "") -> Tokenizer:

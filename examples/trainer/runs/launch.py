@@ -11,7 +11,7 @@ import jax
 from rich.console import Console
 
 from examples.trainer.data.prepare import cache_folder, prepare
-from examples.trainer.data.tokenizer import end_of, ids_of
+from examples.trainer.data.tokenizer import end_of
 from examples.trainer.models import attention
 from examples.trainer.models.layers import Layout
 from examples.trainer.runs import folder as run_folder
@@ -77,9 +77,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = make_setup(config, prepare(config.data, console.print), mesh)
-    words = setup.dataset.tokenizer  # what it cannot do is refused before the run, not after it
-    end_of(words)
-    ids_of(words, [config.prompt])
+    end_of(setup.dataset.tokenizer)  # the sample begins with it: refused before the run, not after
     if data_key not in ("", setup.dataset.key):
         raise UserError(
             f"the text is not the one that {folder} was trained on, so that resuming would "
@@ -140,7 +138,7 @@ def describe_setup(
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
     lines.append(
         f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
-        f"tokens ({setup.loader.epochs(config.steps):.2f} epochs), in {folder}"
+        f"tokens ({config.steps * config.batch_size / setup.loader.n_windows:.2f} epochs), in {folder}"
     )
     console.print("\n".join(lines))
 
