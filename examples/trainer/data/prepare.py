@@ -59,7 +59,7 @@ def prepare_files(config: DataConfig, say: Say) -> Dataset:
             say(f"{error} This one is made again now.")
         train, val = corpus.split(documents, config.val_fraction)
         size = sum(len(document.encode()) for document in documents)
-        say(f"tokenizing {size / 1e6:.1f} MB of text, once, into {folder} ...")
+        say(f"tokenizing {size:,} bytes of text, once, into {folder} ...")
         made = given or tokenizer.ready(tokenizer.train(train, config.vocab_size), config.end_token)
         (folder / INDEX).unlink(missing_ok=True)
         files.write_atomically(folder / TOKENIZER, made.to_str().encode())
