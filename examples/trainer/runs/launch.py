@@ -126,6 +126,7 @@ def describe_setup(
     setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
 ) -> None:
     config, data = setup.config, setup.dataset
+    epochs = config.steps * config.batch_size / setup.loader.n_windows
     size = sum(x.size for x in jax.tree.leaves(state.params))
     lines = [
         optimizers.describe(config.optimizer, state.params),
@@ -138,7 +139,7 @@ def describe_setup(
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
     lines.append(
         f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
-        f"tokens ({config.steps * config.batch_size / setup.loader.n_windows:.2f} epochs), in {folder}"
+        f"tokens ({epochs:.2f} epochs), in {folder}"
     )
     console.print("\n".join(lines))
 
