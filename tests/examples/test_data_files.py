@@ -74,7 +74,7 @@ def test_files_that_are_no_text_are_named(tmp_path, capsys):
     with pytest.raises(UserError, match=r"pipe\.txt is no regular file"):
         read(tmp_path / "pipe.txt")
     assert main(["--paths", "nowhere"]) == 2
-    assert "nowhere: No such file" in capsys.readouterr().err
+    assert "No such file or directory: 'nowhere'" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["--paths", str(tmp_path / "empty")]) == 2
     assert "too little text: 0 characters" in capsys.readouterr().err

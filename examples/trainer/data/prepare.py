@@ -229,14 +229,12 @@ def cache_folder() -> Path:
 @contextlib.contextmanager
 def writing(folder: Path, say: Say) -> Generator[None]:
     """Makes a folder of the cache, in which one process writes at a time."""
-    advice = "Or set XDG_CACHE_HOME to a folder that can be written."
-    with files.explained(f"the cache {folder}", "use", advice):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock")
-        try:
-            held = lock.acquire(blocking=False)
-        except Timeout:
-            say(f"waiting for another process, which writes {folder} ...")
-            held = lock.acquire()
-        with held:
-            yield
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    try:
+        held = lock.acquire(blocking=False)
+    except Timeout:
+        say(f"waiting for another process, which writes {folder} ...")
+        held = lock.acquire()
+    with held:
+        yield
