@@ -42,6 +42,9 @@ PAPER: Mapping[str, Any] = types.MappingProxyType(
     }
 )
 
+# The defaults of AdamW's arguments, in order.
+_ADAM = (0.9, 0.999, 0.0, True, 0.0, None)
+
 
 def muonplus(
     learning_rate: optax.ScalarOrSchedule,
@@ -202,28 +205,16 @@ def muonplus(
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
         others = nadamw(rate, *adam)
-    else:
-        _check_unused(*adam, adam_learning_rate)
+    elif not all(map(_is_default, (*adam, adam_learning_rate), _ADAM)):
+        raise ValueError("Arguments of AdamW would change nothing beside others=. Give them there.")
     optimizer = partition(matrices, others)
     if state_sharding is None:
         return optimizer
     return transforms.shard_state(optimizer, sharding, state_sharding)
 
 
-def _check_unused(*adam: Any) -> None:
-    """Raises ValueError for arguments of AdamW beside ``others``; arrays may be defaults."""
-    defaults = {
-        "adam_b1": 0.9,
-        "adam_b2": 0.999,
-        "adam_eps_root": 0.0,
-        "adam_nesterov": True,
-        "adam_weight_decay": 0.0,
-        "adam_learning_rate": None,
-    }
-    pairs = zip(defaults.items(), adam, strict=True)
-    given = [name for (name, x), y in pairs if not isinstance(y, jax.Array) and y != x]
-    if given:
-        raise ValueError(f"{', '.join(given)} would change nothing beside others=. Give it there.")
+def _is_default(value: Any, default: Any) -> bool:
+    return isinstance(value, jax.Array) or value == default  # arrays are those of injected ones
 
 
 def muon(

@@ -5,7 +5,7 @@ A concrete array says how it is sharded, and so does one on Explicit mesh axes, 
 """
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -65,20 +65,19 @@ def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
         return state
     _check_against_arrays(tree)
 
-    def constrained(path: Path, leaf: Any) -> Any:
-        of = mirrored(path, params)
-        if of is None:
+    def constrain(path: Path, leaf: Any) -> Any:
+        start = next((i for i in range(len(path) + 1) if path[i:] in params), None)
+        if start is None:
             return leaf
-        (shape, given), own = params[of], np.shape(leaf)
-        if own == shape:
-            return _constrain(leaf, given)
+        shape, sharding = params[path[start:]]
+        if np.shape(leaf) == shape:
+            return _constrain(leaf, sharding)
         # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
-        if len(own) != len(shape) or path[: len(path) - len(of)][-1:] != ("scales",):
-            return leaf
-        return _constrain(leaf, _over_blocks(given, own))
+        is_scales = path[:start][-1:] == ("scales",) and np.ndim(leaf) == len(shape)
+        return _constrain(leaf, _over_blocks(sharding, np.shape(leaf))) if is_scales else leaf
 
     paths, leaves, unflatten = flatten_tree(state)
-    return unflatten(map(constrained, paths, leaves))
+    return unflatten(map(constrain, paths, leaves))
 
 
 def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
@@ -88,7 +87,9 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
     mapped = mapped_axes(tree.arrays)
     for leaf in leaves:
         try:
-            known = leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout, mapped)
+            known = _leaf_sharding(
+                tree.arrays[leaf.index], leaf.given_sharding, leaf.layout, mapped
+            )
         except ValueError as error:
             wrong.append(f"{leaf.name}: {error}")
             continue
@@ -103,11 +104,6 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
     return shardings
 
 
-def mirrored(path: Path, params: Container[Path]) -> Path | None:
-    """Finds the parameter that a leaf of a state is for: the path of the leaf ends in its path."""
-    return next((path[i:] for i in range(len(path) + 1) if path[i:] in params), None)
-
-
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     entries = _spec_entries(given.spec, len(shape))
     shards = (math.prod(given.mesh.shape[name] for name in names) for names in entries)
@@ -118,7 +114,7 @@ def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
     """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
-    actual = concrete_sharding(leaf)
+    actual = _concrete_sharding(leaf)
     auto = axes_of_type(given.mesh, AxisType.Auto)
     inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
     if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
@@ -133,12 +129,12 @@ def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     return entries + [()] * (ndim - len(entries))
 
 
-def concrete_sharding(leaf: Any) -> NamedSharding | None:
+def _concrete_sharding(leaf: Any) -> NamedSharding | None:
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
 
-def leaf_sharding(
+def _leaf_sharding(
     x: Any,
     given: NamedSharding | None,
     layout: MatrixLayout | None,
@@ -162,7 +158,7 @@ def leaf_sharding(
             f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
             " experts, is cut, P() if none is"
         )
-    source = given or concrete_sharding(x) or (typed if explicit else None)
+    source = given or _concrete_sharding(x) or (typed if explicit else None)
     if source is None or mapped:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
@@ -195,7 +191,7 @@ def mapped_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
 def _check_against_arrays(tree: ResolvedTree) -> None:
     wrong = []
     for leaf, x in zip(tree.leaves, tree.arrays, strict=True):
-        given, actual = leaf.given_sharding, concrete_sharding(x)
+        given, actual = leaf.given_sharding, _concrete_sharding(x)
         if given and actual and not actual.is_equivalent_to(given, x.ndim):
             wrong.append(f"{leaf.name} is {actual.spec}, not {given.spec}")
     if wrong:

@@ -27,7 +27,7 @@ MISTAKES = {
     ),
     "arguments of AdamW beside others": (
         lambda: omp.muonplus(0.1, others=optax.lion(0.1), adam_b1=0.8, adam_learning_rate=0.1),
-        "adam_b1, adam_learning_rate would change nothing beside others=. Give it there.",
+        "Arguments of AdamW would change nothing beside others=. Give them there.",
     ),
     "no rate for the others": (lambda: omp.optimizer(contrib.Hyperball(0.1), None), "pass others="),
     "a second rate": (
