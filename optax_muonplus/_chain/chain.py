@@ -59,7 +59,7 @@ class TreeReader(Protocol):
 
     def read(self, tree: Any) -> ResolvedTree: ...
 
-    def placed(self, state: Any, tree: ResolvedTree) -> Any: ...
+    def place(self, state: Any, tree: ResolvedTree) -> Any: ...
 
 
 class Scaling(optax.GradientTransformation):
@@ -239,7 +239,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
         def init(params: optax.Params) -> optax.OptState:
             tree = where.read(params)
             check_inexact([leaf.path for leaf in tree.leaves], [leaf.dtype for leaf in tree.leaves])
-            return where.placed(over(tree).init(params), tree)
+            return where.place(over(tree).init(params), tree)
 
         def update(
             updates: optax.Updates, state: optax.OptState, params: Any = None, **extra_args: Any

@@ -34,14 +34,11 @@ class FlatTree:
     paths: list[Path]  # ('blocks', '0', 'attn', 'query', 'kernel')
     arrays: list[Any]  # the leaves, or anything with a shape
     unflatten: Callable[[Iterable[Any]], Any]  # from one value for each leaf to a tree
-    classes: frozenset[type]  # all nodes and leaves have these; most trees need no second walk
 
     @classmethod
     def of(cls, tree: Any) -> "FlatTree":
         """Flattens ``tree``."""
-        classes: set[type] = set()
-        flat = flatten_tree(tree, lambda node: bool(classes.add(type(node))))
-        return cls(tree, *flat, frozenset(classes))
+        return cls(tree, *flatten_tree(tree))
 
     @property
     def names(self) -> list[str]:
@@ -54,20 +51,20 @@ class FlatTree:
         return [LeafInfo(i, path, np.shape(x), None, None) for i, (path, x) in rows]
 
     @functools.cached_property
-    def holes(self) -> list[Path]:
-        """The paths at which leaves, or whole subtrees, were left out of the tree."""
-        if not self.classes & {MaskedNode, type(None)}:
-            return []
+    def holes(self) -> dict[Path, Any]:
+        """None and ``MaskedNode``, by the paths at which leaves or subtrees were left out."""
         pairs = zip(*flatten_with_names(self.tree, is_hole), strict=True)
-        return [path for path, x in pairs if is_hole(x)]
+        return {path: x for path, x in pairs if is_hole(x)}
 
     def could_match_masked(self, pattern: str) -> bool:
         """Whether ``pattern``, which matches no path, may be for what was left out.
 
         A ``MaskedNode`` in the place of a whole subtree does not say which paths were below it.
         """
-        is_masked = MaskedNode in self.classes
-        return is_masked or any(re.search(pattern, "/".join(path)) for path in self.holes)
+        return any(
+            isinstance(hole, MaskedNode) or re.search(pattern, "/".join(path))
+            for path, hole in self.holes.items()
+        )
 
 
 def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:

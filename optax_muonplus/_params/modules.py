@@ -31,8 +31,6 @@ _SHARED = "Shared"
 
 def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
     """Reads what arrays are by the classes of their modules, by their paths."""
-    if not any(map(_kind, tree.classes)):
-        return {}
     return dict(_walk(tree.tree, ()))
 
 

@@ -173,7 +173,7 @@ class _Modules:
         self.names = normalize_paths(tree.paths)
         self.shapes: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
         shapes = [leaf.layer_shape for leaf in leaves]
-        holes = normalize_paths(tree.holes)
+        holes = normalize_paths([*tree.holes])
         for name, shape in zip([*holes, *self.names], [*[()] * len(holes), *shapes], strict=True):
             module, path = _place(name)
             self.shapes[module][path] = shape

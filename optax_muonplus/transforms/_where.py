@@ -1,4 +1,4 @@
-"""Which parameters are matrices, how, and where they lie: said once, for labels and links."""
+"""Which parameters are matrices, how, and where they lie: one object for labels and links."""
 
 import dataclasses
 import functools
@@ -93,15 +93,15 @@ class Matrices:
         once for the gradients of all updates.
         """
         arrays, structure = jax.tree.flatten(tree)
-        own = structure, list(map(_type, arrays)), mapped_axes(arrays)
+        key = structure, list(map(_type, arrays)), mapped_axes(arrays)
         for types, resolved in self._latest:
-            if types == own:
+            if types == key:
                 return resolved._replace(arrays=arrays)
         resolved = resolve(tree, self._reader, self.sharding)
-        self._latest[:] = [(own, resolved._replace(arrays=[])), *self._latest[:3]]
+        self._latest[:] = [(key, resolved._replace(arrays=[])), *self._latest[:3]]
         return resolved
 
-    def placed(self, state: Any, tree: ResolvedTree) -> Any:
+    def place(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns the first state of parameters, sharded as they are."""
         return shard_like_params(state, tree)
 

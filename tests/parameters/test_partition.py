@@ -12,7 +12,6 @@ from flax.core import FrozenDict
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus._params.resolve import resolve
 from tests.support.trees import by_path, nested_shapes, random_tree
 
 
@@ -114,18 +113,6 @@ def test_frozen_parameters_cost_nothing(how):
         for t, p, s in [(tx, params, state), (omp.muonplus(0.1), trained, alone)]
     ]
     assert flops[0] == flops[1]
-
-
-@pytest.mark.parametrize("params", [{"up": {"kernel": (4, 8), "bias": (8,)}}, [(4, 8), (8,)]])
-def test_a_plain_tree_is_walked_once(params, monkeypatch):
-    """Holes, modules and variables of Flax are looked for where their classes are in the tree."""
-    params, walks = random_tree(params), []
-    for name in ("tree_flatten_with_path", "tree_leaves_with_path"):
-        walk = getattr(jax.tree_util, name)
-        counted = lambda *args, walk=walk: walks.append(walk) or walk(*args)  # noqa: E731
-        monkeypatch.setattr(jax.tree_util, name, counted)
-    resolve(params)
-    assert len(walks) == 1
 
 
 def test_records_are_kept_for_trees_of_one_structure_and_equal_types():
