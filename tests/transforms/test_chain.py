@@ -155,7 +155,7 @@ class EveryLeaf:
         labels = structure.unflatten([MUON] * len(leaves))
         return ResolvedTree(leaves, arrays, structure.unflatten, labels)
 
-    def placed(self, state, tree):
+    def place(self, state, tree):
         return state
 
 
