@@ -2,9 +2,7 @@
 
 import collections
 import dataclasses
-import functools
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy as np
 
 from optax_muonplus._chain.layout import (
     AxisNumbers,
-    DimensionNumbers,
     DimensionNumbersTree,
     MatrixLayout,
     Shape,
@@ -183,33 +180,28 @@ class _Modules:
 
         A user's own pattern is searched in the path as it is, one of a table without dots in it.
         """
-        name, written = self.names[leaf.index], "/".join(leaf.path)
-        module, path = _place(name)
-        if rules is DEFAULT_RULES:
-            # Layers that differ in their numbers only are looked up once.
-            rules = _fitting_rules(re.sub(r"(^|[/_])\d+(?=/|$)", r"\g<1>0", name), leaf.layer_shape)
-        else:
-            rules = [r for r in rules if r.match(name if r.reading else written, leaf.layer_shape)]
+        module, path = _place(self.names[leaf.index])
         for rule in rules:
-            if not rule.reading or self._agree(rule, self.shapes[module], path):
+            is_users = not rule.reading
+            name = "/".join(leaf.path) if is_users else self.names[leaf.index]
+            fits = rule.match(name, leaf.layer_shape)
+            if fits and (is_users or _agree(rule, self.shapes[module], path)):
                 return rule
         return None
 
-    def _agree(self, rule: PathRule, shapes: Neighbours, path: str) -> bool:
-        if rule.condition and not rule.condition(shapes, path):
-            return False
-        return rule.dimension_numbers is None or _fits_bias(rule.dimension_numbers, shapes, path)
 
+def _agree(rule: PathRule, shapes: Neighbours, path: str) -> bool:
+    """Whether the neighbours of a parameter agree with the reading of a rule.
 
-def _fits_bias(spec: DimensionNumbers, shapes: Neighbours, path: str) -> bool:
-    """Whether there are as many outputs as the layer's bias has entries, if it has one.
-
-    A bias as long as no axis says nothing.
+    There are as many outputs as the layer's bias has entries, if it has one. A bias as long as no
+    axis says nothing.
     """
+    if rule.condition and not rule.condition(shapes, path):
+        return False
     bias, shape = bias_of(shapes, path), shapes[path]
-    if len(bias) != 1 or bias[0] not in shape:
+    if rule.dimension_numbers is None or len(bias) != 1 or bias[0] not in shape:
         return True
-    axes = MatrixLayout.of(shape, spec).output_axes
+    axes = MatrixLayout.of(shape, rule.dimension_numbers).output_axes
     return math.prod(shape[axis] for axis in axes) == bias[0]
 
 
@@ -247,8 +239,3 @@ def _place(name: str) -> tuple[str, str]:
     """Cuts a path in two: its module, and the last two names."""
     parts = name.split("/")
     return "/".join(parts[:-2]), "/".join(parts[-2:])
-
-
-@functools.lru_cache(maxsize=4096)
-def _fitting_rules(name: str, shape: Shape) -> tuple[PathRule, ...]:
-    return tuple(rule for rule in DEFAULT_RULES if rule.match(name, shape))

@@ -8,7 +8,6 @@ from optax_muonplus._chain.paths import fold_all
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.stacks import infer_stacks
 
-_SHOWN = 8
 _WINDOW = 7  # where no name tells a window from layers and experts, its sides are no longer
 _HELP = """]
 Arguments: input axes, then output axes. None sends a parameter to AdamW.
@@ -26,15 +25,10 @@ def suggest_rules(leaves: Sequence[LeafInfo]) -> str:
     if stacks:
         axes = {f"^{re.escape('/'.join(x.node))}/": x.axis for x in stacks}
         lines = ["These look like stacked layers. If they are, pass", f"layer_axes={axes!r}"]
-        return "\n".join([*_first(shown), *lines, "If not, write a rule for each."])
+        return "\n".join([*shown, *lines, "If not, write a rule for each."])
     rules = dict.fromkeys(f"  {_rule(x)}," for x in unknown)
-    lines = ["If their axes are what these lines say, pass", "rules=[", *_first([*rules]), _HELP]
-    return "\n".join([*_first(shown), *lines])
-
-
-def _first(lines: Sequence[str]) -> list[str]:
-    more = len(lines) - _SHOWN
-    return [*lines[:_SHOWN], *([f"  and {more} more"] if more > 0 else [])]
+    lines = ["If their axes are what these lines say, pass", "rules=[", *rules, _HELP]
+    return "\n".join([*shown, *lines])
 
 
 def _rule(leaf: LeafInfo) -> str:
