@@ -39,9 +39,9 @@ def test_a_method_that_diverged_has_no_final_loss():
     assert {row[0]: row[2] for row in rows(results.table(muon))}["Muon"] == "diverged"
 
 
-def test_a_ledger_may_lack_curves_and_have_a_rule_of_an_earlier_trainer(tmp_path):
+def test_a_ledger_may_have_curves_and_a_rule_of_an_earlier_trainer(tmp_path):
     method = dataclasses.asdict(Method("muown"))
-    line = {"method": method, "rate": 0.1, "seed": 0, "val": [[10, 2.0]]}
+    line = {"method": method, "rate": 0.1, "seed": 0, "val": [[10, 2.0]], "train": [[5.0, 3.0]]}
     line |= {"bits_per_byte": None, "diverged_at": None, "seconds": 1.0}
     (tmp_path / "runs.jsonl").write_text(json.dumps(line) + "\n")
     sweep = results.read(tmp_path)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 ADVICE = "Remove the line to have that run done again."
-POINTS = 100  # of a training curve; each is a mean over some steps, since batches are noisy
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,6 @@ class Result:
     """The step at which the run was given up because its loss stayed not finite, or None."""
     seconds: float
     """Duration with compilation; for a resumed run, of its last part only."""
-    train: list[tuple[float, float]] = dataclasses.field(default_factory=list)
-    """Points of the smoothed training loss: middle of some steps, and their mean loss. Committed
-    ledgers have them where a picture draws them."""
 
     @property
     def loss(self) -> float:
@@ -72,9 +67,9 @@ class Ledger:
 
 def parse(record: dict[str, Any]) -> tuple[Trial, Result]:
     trial = Trial(Method(**record.pop("method")), record.pop("rate"), record.pop("seed"))
-    for curve in ("val", "train"):
-        record[curve] = [tuple(point) for point in record.get(curve, ())]
-    return trial, Result(**record)
+    record.pop("train", None)  # a curve that ledgers had
+    val = [tuple(point) for point in record.pop("val")]
+    return trial, Result(val, **record)
 
 
 def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
@@ -83,18 +78,7 @@ def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
     val = [record for record in records if "val_loss" in record]
     return Result(
         val=[(record["step"], record["val_loss"]) for record in val],
-        train=smooth([(r["step"], r["train_loss"]) for r in records if "train_loss" in r]),
         bits_per_byte=val[-1].get("val_bits_per_byte") if val else None,
         diverged_at=diverged_at,
         seconds=round(seconds, 1),
     )
-
-
-def smooth(curve: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """Averages over at most POINTS parts of a curve; all parts but the last are equally long."""
-    size = -(-len(curve) // POINTS) or 1
-    parts = [curve[i : i + size] for i in range(0, len(curve), size)]
-    return [
-        (statistics.fmean(step for step, _ in part), statistics.fmean(loss for _, loss in part))
-        for part in parts
-    ]

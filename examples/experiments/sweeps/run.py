@@ -20,7 +20,6 @@ from examples.experiments.sweeps import command_line, grid, results
 from examples.experiments.sweeps.command_line import NewSweep
 from examples.experiments.sweeps.grid import Trial
 from examples.experiments.sweeps.ledger import Ledger, measured
-from examples.experiments.sweeps.results import table
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.runs import folder as run_folder
@@ -39,8 +38,7 @@ PAUSE = 5.0  # seconds between checks of what other processes have finished
 def sweep(asked: NewSweep, preset: str) -> int:
     if status := finish(asked, preset):
         return status
-    folder = folder_of(asked, preset)
-    print(table(results.read(folder)))
+    print(results.table(results.read(folder_of(asked, preset))))
     return 0
 
 
@@ -52,7 +50,11 @@ def folder_of(asked: NewSweep, preset: str) -> Path:
 def finish(asked: NewSweep, preset: str) -> int:
     """Does the remaining runs of a grid; returns the exit status."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    dataset, folder, ledger = begin(asked, preset, console.print)
+    check_methods(asked)
+    keep_compiled_programs()
+    dataset, folder = prepare(asked.config.data, console.print), folder_of(asked, preset)
+    command_line.keep(folder, asked, preset, dataset)
+    ledger = Ledger(folder)
     done, known = so_far(asked.grid, ledger)
     console.print(f"{known} runs, {done} of them done")
     while work := claim(asked.grid, folder, ledger, console.print):
@@ -65,16 +67,6 @@ def finish(asked: NewSweep, preset: str) -> int:
             console.print("stopped; the same command continues.")
             return 128 + stopped_by
     return 0
-
-
-def begin(asked: NewSweep, preset: str, say: Callable[[str], None]) -> tuple[Dataset, Path, Ledger]:
-    """Checks what is asked and writes it down; gives the text, the folder and the ledger."""
-    check_methods(asked)
-    keep_compiled_programs()
-    dataset = prepare(asked.config.data, say)
-    folder = folder_of(asked, preset)
-    command_line.keep(folder, asked, preset, dataset)
-    return dataset, folder, Ledger(folder)
 
 
 def check_methods(asked: NewSweep) -> None:
