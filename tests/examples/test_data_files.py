@@ -119,12 +119,6 @@ def test_pieces_join_to_the_text(text):
     assert min(map(len, pieces[:-1])) > 4000 and max(map(len, pieces)) <= 8000
 
 
-def test_split_of_one_file_has_the_wanted_share(text):
-    train, val = corpus.split(read(text), 0.05)
-    size = sum(map(len, val))
-    assert 0.05 <= size / (size + sum(map(len, train))) < 0.065
-
-
 DAMAGES = {
     "cut off": ("train-00000.bin", lambda content: content[:-2]),
     "one bit": ("train-00000.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
