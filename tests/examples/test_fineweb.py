@@ -1,5 +1,7 @@
 """FineWeb from a stream: what is taken of it, interruptions, damage, and what is said."""
 
+import dataclasses
+import os
 import sys
 import types
 
@@ -99,3 +101,11 @@ def test_the_package_is_asked_for_the_sample(config, monkeypatch, capsys):
         prepare(config, quiet)
     assert data.main(["--source", "fineweb", "--paths", "x"]) == 2
     assert "--data.source fineweb: give no --data.paths" in capsys.readouterr().err
+
+
+def test_a_pipe_is_no_tokenizer(config, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for source in ("fineweb", "files", "bin"):
+        given = dataclasses.replace(config, source=source, tokenizer=str(tmp_path / "pipe"))
+        with pytest.raises(UserError, match="pipe is no regular file"):
+            prepare(given, quiet)

@@ -74,7 +74,8 @@ def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
     if config.paths:
         raise UserError("--data.source fineweb: give no --data.paths.")
     name, limit = config.tokenizer or "gpt2", int(config.tokens)
-    words = name if name in tokenizer.HUB else hash_of(Path(name).read_bytes())
+    # The hub is not asked where the cache has the text.
+    words = name if name in tokenizer.HUB else tokenizer.named(name).to_str()
     key = (FINEWEB, words, config.end_token, config.val_fraction, limit)
     folder = cache_folder() / f"fineweb-{hash_of(repr(key).encode())[:16]}"
     with writing(folder, say):
