@@ -3,15 +3,11 @@
 import re
 import signal
 import socket
-import unittest.mock
 
-import jax
 import pytest
 from jax._src import distributed
 
 from examples.train import main
-from examples.trainer.runs import processes
-from examples.trainer.settings.run import MachineConfig
 from tests.support.trainer import (
     PATIENCE,
     TOY,
@@ -112,22 +108,6 @@ def test_processes_with_different_flags_are_refused(tmp_path, text, start):
     assert statuses == [2, 2], shown
     assert all("the processes differ in their flags" in one for one in shown)
     assert not list(tmp_path.iterdir())
-
-
-def test_join_passes_flags_to_jax():
-    with (
-        unittest.mock.patch.object(jax.distributed, "initialize") as initialize,
-        unittest.mock.patch.object(processes, "wait_for_all") as meet,
-    ):
-        processes.join(MachineConfig(mesh="data=2"))
-        assert not initialize.called and not meet.called
-        for machine in (
-            MachineConfig(distributed=True),  # JAX asks SLURM, Open MPI, TPU or Kubernetes
-            MachineConfig(coordinator="a:1", num_processes=2, process_id=0),
-        ):
-            processes.join(machine)
-    asked = [call.args for call in initialize.call_args_list]
-    assert asked == [(None, None, None), ("a:1", 2, 0)] and meet.call_count == 2
 
 
 @pytest.mark.parametrize(

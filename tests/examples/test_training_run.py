@@ -5,9 +5,7 @@ import json
 import math
 import shutil
 import threading
-import unittest.mock
 
-import jax
 import pytest
 from rich.console import Console
 
@@ -69,21 +67,7 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
     assert max(map(len, lines[last : last + 2])) <= 100
 
 
-# Figures
-
-
 ALWAYS = {"step", "train_loss", "grad/norm/total", "optim/learning_rate", "optim/adam_lr"}
-
-
-def test_memory_is_that_of_the_fullest_device_and_absent_where_unknown():
-    assert metrics.peak_memory() == {}  # of a CPU
-    devices = [unittest.mock.Mock(**{"memory_stats.return_value": {"peak_bytes_in_use": n}})
-               for n in (3, 7)]  # fmt: skip
-    with unittest.mock.patch.object(jax, "local_devices", return_value=devices):
-        assert metrics.peak_memory() == {"memory/peak_bytes_in_use": 7}
-
-
-# Batches that are read ahead
 
 
 def test_batches_come_in_order_and_are_read_before_they_are_asked_for():
@@ -102,18 +86,6 @@ def test_batches_come_in_order_and_are_read_before_they_are_asked_for():
         with pytest.raises(StopIteration):
             next(ahead)
     assert read == list(range(3, 9))
-
-
-def test_what_reading_raises_is_raised_where_the_batch_is_needed():
-    def batch(step):
-        if step == 1:
-            raise OSError("the disk is gone")
-        return step
-
-    with prefetch(batch, range(5)) as ahead:
-        assert next(ahead) == 0
-        with pytest.raises(OSError, match="the disk is gone"):
-            next(ahead)
 
 
 def test_each_step_has_its_figures_under_their_names(tmp_path, text):

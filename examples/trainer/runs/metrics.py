@@ -1,7 +1,6 @@
-"""The figures of a run: speed, rates, memory and losses, and the file that has them.
+"""The figures of a run: speed, rates and losses, and the file that has them.
 
 The names are Levanter's (`throughput/...`, `grad/norm/total`, `optim/...`).
-`memory/peak_bytes_in_use` is the statistic of JAX, largest of the devices of process 0.
 """
 
 import json
@@ -93,13 +92,6 @@ def work_of(setup: TrainingSetup) -> Work:
     )
 
 
-def peak_memory() -> dict[str, int]:
-    """The most bytes that programs have used on a device; empty where devices do not say."""
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    used = [one["peak_bytes_in_use"] for one in stats if "peak_bytes_in_use" in one]
-    return {"memory/peak_bytes_in_use": max(used)} if used else {}
-
-
 def rounded(x: Any, digits: int = 6) -> float:
     """A number with as many digits as mean something."""
     x = float(np.asarray(x))
@@ -185,7 +177,6 @@ class Recorder:
             GRADIENT_NORM: rounded(measured.grad_norm),
             "optim/learning_rate": matrices,
             "optim/adam_lr": rest,
-            **peak_memory(),
         }
         if self.clock is not None:
             figures |= self.work.measured(now - self.clock)

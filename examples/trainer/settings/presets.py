@@ -13,7 +13,6 @@ from typing import Any
 
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
-from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -39,8 +38,6 @@ def content(path: Path) -> dict[str, Any]:
     read = json.loads if path.suffix == ".json" else tomllib.loads
     try:
         return read(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise files.failure(error, path, "read") from None
     except ValueError as error:
         raise UserError(f"{path} cannot be read as TOML, or JSON if named so: {error}.") from None
 
