@@ -35,22 +35,9 @@ class Regions(NamedTuple):
     """Where |g'| <= 1."""
 
 
-def phi(x: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:
-    """Maps singular values through the steps."""
-    x = np.asarray(x, np.float64)
-    for row in coefficients.for_steps(ns_coeffs, ns_steps).rows:
-        x = x * polynomial.polyval(x * x, row)
-    return x
-
-
 def g(lam: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:
     """Maps eigenvalues, the squares of singular values, through the steps."""
     return value_and_slope(lam, ns_coeffs, ns_steps)[0]
-
-
-def g_prime(lam: ArrayLike, ns_coeffs: Any = "jordan", ns_steps: int = 1) -> np.ndarray:
-    """Computes the derivative of `g` by the eigenvalue."""
-    return value_and_slope(lam, ns_coeffs, ns_steps)[1]
 
 
 def value_and_slope(lam: ArrayLike, ns_coeffs: Any, ns_steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +60,7 @@ def composed_regions(ns_coeffs: Any = "jordan", ns_steps: int = 5) -> Regions:
 
     End points are interpolated between points of a grid, where g' passes 1 or -1: good for a plot.
     """
-    slope = g_prime(GRID, ns_coeffs, ns_steps)
+    _, slope = value_and_slope(GRID, ns_coeffs, ns_steps)
     crossings = []
     for level in (1, -1):
         above = slope > level
