@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
@@ -54,7 +56,8 @@ def describe(
     fused blocks of another size follow behind a +. Group ``?`` is for parameters that no rule can
     read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
     sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
-    one receives at an update. Lines below have matrices that may be heads, and rules to write for
+    one receives at an update. On a GPU or TPU a line says how float32 parameters are multiplied.
+    Lines below have matrices that may be heads, and rules to write for
     parameters that no rule can read.
 
     Args:
@@ -82,6 +85,7 @@ def describe(
     tree = resolve(params, dims, sharding, strict=False)
     lines = [*_table(tree, shardings_of(tree, tree.leaves), scale), _totals(tree)]
     lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
+    lines += _precision_of_products(tree.matrices, parts[Orthogonalize])
     lines += _possible_heads(tree.leaves)
     if not all(leaf.known for leaf in tree.leaves):
         lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
@@ -167,6 +171,26 @@ def _work_per_device(
         f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
+
+
+def _precision_of_products(
+    matrices: Sequence[LeafInfo], orthogonalize: Orthogonalize
+) -> Iterator[str]:
+    """Says what an accelerator does with float32 parameters, unless it is told what to do."""
+    told = orthogonalize.compute_dtype or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+    backend = jax.default_backend()
+    if told or not any(leaf.dtype == jnp.float32 for leaf in matrices):
+        return
+    if backend == "gpu":
+        yield (
+            'products: TF32 for float32 parameters; compute_dtype="bfloat16" halves the time'
+            " (GPT-Small on an H100: 9.4 -> 4.8 ms)"
+        )
+    elif backend == "tpu":
+        yield (
+            "products: of float32 parameters, rounded to bfloat16 when they are multiplied;"
+            ' compute_dtype="bfloat16" moves half the bytes'
+        )
 
 
 def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
