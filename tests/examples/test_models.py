@@ -20,17 +20,9 @@ from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import CUBE
 
 GPT = ModelConfig(n_layer=3, n_head=2, d_model=16, d_ff=40, context=12)
-
-
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
-
-
 FAMILIES = {"gpt": GPT, "llama": LLAMA}
-
-
 V = 50
-
-
 TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 
 
@@ -97,8 +89,6 @@ def test_bfloat16_keeps_float32_parameters(family, scan):
 
 
 TWO = ModelConfig(n_layer=2, n_head=3, d_model=24, context=12)
-
-
 TWO_LLAMA = dataclasses.replace(TWO, family="llama", tied=False)
 
 

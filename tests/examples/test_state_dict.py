@@ -13,15 +13,9 @@ from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from tests.support.model_trees import leaves
 
-V, D, H, K, F = 7, 6, 2, 3, 8
-
-
+V, D, H, F = 7, 6, 2, 8
 GPT = ModelConfig(n_layer=2, n_head=H, d_model=D, d_ff=F, context=5)
-
-
 LLAMA = dataclasses.replace(GPT, family="llama", tied=False)
-
-
 VARIANTS = {
     "gpt": GPT,
     "gpt untied": dataclasses.replace(GPT, tied=False),

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
@@ -51,19 +50,14 @@ def schedules(
     return lambda update: (matrices(update), rest(update))
 
 
+# Kernels are (in, out), and (layer, in, out) under --model.scan. The fused projection to queries,
+# keys and values is one matrix, as in the paper's code. The pattern does not fit `lm_head/kernel`.
+KERNELS = [(r"\b[a-z]+/kernel$", omp.MuonDimensionNumbers(-2, -1))]
+
+
 def matrices(params: optax.Params) -> Any:
-    """The axes that make each kernel of a block a matrix; None for parameters that get AdamW.
-
-    Kernels are (in, out), and (layer, in, out) under --model.scan. The fused projection to queries,
-    keys and values is one matrix, as in the paper's code.
-    """
-
-    def axes(path: Any, x: Any) -> omp.MuonDimensionNumbers | None:
-        name, last = jax.tree_util.keystr(path, simple=True, separator="/"), len(x.shape) - 1
-        is_matrix = name.endswith("kernel") and "lm_head" not in name
-        return omp.MuonDimensionNumbers(last - 1, last) if is_matrix else None
-
-    return jax.tree.map_with_path(axes, params)
+    """The axes that make each parameter a matrix; None for parameters that get AdamW."""
+    return omp.muon_dimension_numbers(params, rules=KERNELS)
 
 
 def check(config: OptimizerConfig) -> None:
@@ -159,4 +153,4 @@ def describe(config: OptimizerConfig, params: optax.Params) -> str:
     for name in ("shape_scale", "norm", "match_frobenius"):
         if name in RULES[config.name].takes:
             size[name] = getattr(config, name)
-    return omp.describe(params, matrices, **size)
+    return omp.describe(params, rules=KERNELS, **size)

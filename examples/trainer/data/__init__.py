@@ -1,1 +1,0 @@
-"""Data: from documents and a tokenizer to batches on devices."""

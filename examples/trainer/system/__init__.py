@@ -1,1 +1,0 @@
-"""Errors, exit statuses, files and optional packages: needed everywhere, about no model."""
