@@ -45,8 +45,8 @@ def named(name: str, end: str = "") -> Tokenizer:
         found = Tokenizer.from_pretrained(HUB[name])
     except Exception as error:  # of the network, of the hub, of the file: no common class
         raise UserError(
-            f"cannot get the tokenizer {HUB[name]} from the Hugging Face hub: {error}. Without a"
-            " network give --data.tokenizer PATH/tokenizer.json."
+            f"cannot get the tokenizer {HUB[name]} from the Hugging Face hub ({error}): without"
+            " a network give --data.tokenizer PATH/tokenizer.json."
         ) from None
     return ready(found, end)
 
