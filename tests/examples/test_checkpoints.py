@@ -67,13 +67,6 @@ def test_checkpoint_holds_its_step_though_later_steps_reuse_the_memory(tmp_path)
     assert jax.random.key_data(restored.key).tolist() == [0, 7]
 
 
-def test_checkpoint_has_the_settings_and_the_tokenizer(finished):
-    written = json.loads((finished / f"checkpoints/{LAST}/about/metadata").read_text())
-    config = json.loads((finished / "config.json").read_text())["config"]
-    assert written == {"config": config, "tokenizer_sha256": unittest.mock.ANY}
-    assert "mesh" not in config  # nor does anything else say where it was computed
-
-
 def test_sigterm_then_resume_on_any_mesh_gives_the_same_losses(tmp_path, text, finished, capsys):
     with stop_at(11, lambda: signal.raise_signal(signal.SIGTERM)):
         assert train(text, tmp_path, "--name", "x", "--mesh", CUBE) == 143
@@ -93,15 +86,10 @@ def test_sigterm_then_resume_on_any_mesh_gives_the_same_losses(tmp_path, text, f
 
 
 def test_resume_refuses_flags_of_the_run(finished, capsys):
-    with pytest.raises(SystemExit):
-        main(["--resume", str(finished), "--seed", "3"])
-    assert "--seed" in capsys.readouterr().err
-    assert main(["--resume", str(finished), "--optimizer.name=muon"]) == 2
-    assert "--optimizer.name cannot be given" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--resume", "--help"])
-    shown = capsys.readouterr().out
-    assert "--mesh" in shown and "--coordinator" in shown and "--batch-size" not in shown
+    for flag, value in (("--seed", "3"), ("--optimizer.name", "muon")):
+        with pytest.raises(SystemExit):
+            main(["--resume", str(finished), flag, value])
+        assert flag in capsys.readouterr().err
 
 
 def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
@@ -165,15 +153,6 @@ def test_without_a_damaged_checkpoint_the_run_resumes_from_the_one_before(copy, 
     shutil.rmtree(copy / "checkpoints" / LAST)
     assert main(["--resume", str(copy)]) == 0
     assert list(losses(copy)) == list(range(1, STEPS + 1))
-
-
-def test_the_state_of_another_run_or_step_is_refused(copy, finished, capsys):
-    state = copy / "checkpoints" / LAST / "state"
-    for other in (finished / "checkpoints" / LAST, copy / "checkpoints" / "16"):
-        shutil.rmtree(state)
-        shutil.copytree(other / "state", state)
-        for command in (main, generate.main):
-            assert f"{LAST} is damaged: " in refusal(capsys, copy, command)
 
 
 def test_a_changed_tokenizer_and_changed_settings_are_refused(copy, capsys):

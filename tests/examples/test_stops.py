@@ -42,12 +42,6 @@ def test_ctrl_c_then_resume_gives_the_same_losses(tmp_path, text, trained_run, c
     assert (folder / "sample.txt").read_text() == (trained_run / "sample.txt").read_text()
 
 
-def test_ctrl_c_during_an_evaluation_saves_that_step(tmp_path, text):
-    with stop_at(10, lambda: signal.raise_signal(signal.SIGINT), kind="val_loss"):
-        assert train(text, tmp_path, "--name", "x") == 130
-    assert saved_step(tmp_path / "x") == 10  # though a checkpoint was not due
-
-
 def test_crash_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
     with stop_at(13, crash), pytest.raises(RuntimeError, match="power cut"):
         train(text, tmp_path, "--name", "x")
