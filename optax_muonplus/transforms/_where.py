@@ -5,14 +5,12 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.record import ResolvedTree
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import resolve
-from optax_muonplus._params.sharding import ShardingTree, mapped_axes, shard_like_params
+from optax_muonplus._params.sharding import ShardingTree, shard_like_params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,15 +55,6 @@ class Matrices:
         """What reads a tree, in the place of dimension numbers; None for the default rules."""
         return reader_of(self.weight_dimension_numbers, self.rules, self.layer_axes)
 
-    @functools.cached_property
-    def _latest(self) -> list[tuple[Any, ResolvedTree]]:
-        """The latest trees, without their arrays, behind their structures and types."""
-        return []
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leaves the latest trees out of copies and files: they may have devices in them."""
-        return {name: x for name, x in vars(self).items() if name != "_latest"}
-
     @property
     def is_default(self) -> bool:
         """Whether nothing is said: matrices are read by the default rules."""
@@ -87,31 +76,12 @@ class Matrices:
         return self.read(params).labels
 
     def read(self, tree: Any) -> ResolvedTree:
-        """Returns the records of all leaves.
-
-        They follow from the structure of a tree and the types of its leaves, so that they are made
-        once for the gradients of all updates.
-        """
-        arrays, structure = jax.tree.flatten(tree)
-        key = structure, list(map(_type, arrays)), mapped_axes(arrays)
-        for types, resolved in self._latest:
-            if types == key:
-                return resolved._replace(arrays=arrays)
-        resolved = resolve(tree, self._reader, self.sharding)
-        self._latest[:] = [(key, resolved._replace(arrays=[])), *self._latest[:3]]
-        return resolved
+        """Returns the records of all leaves."""
+        return resolve(tree, self._reader, self.sharding)
 
     def place(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns the first state of parameters, sharded as they are."""
         return shard_like_params(state, tree)
-
-
-def _type(x: Any) -> Any:
-    """Returns what a record needs to know of an array: its type, and how a concrete one lies."""
-    try:
-        return jax.typeof(x), getattr(x, "sharding", None)
-    except TypeError:  # it is no array of JAX
-        return type(x), getattr(x, "shape", None), getattr(x, "dtype", None)
 
 
 def one_of(given: Sequence[Any]) -> Matrices:
