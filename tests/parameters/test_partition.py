@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -113,30 +112,3 @@ def test_frozen_parameters_cost_nothing(how):
         for t, p, s in [(tx, params, state), (omp.muonplus(0.1), trained, alone)]
     ]
     assert flops[0] == flops[1]
-
-
-def test_records_are_kept_for_trees_of_one_structure_and_equal_types():
-    """Of any other structure, shape or dtype a tree is resolved anew: each case is a fresh tx's."""
-    asked = []
-
-    def upright(tree):
-        asked.append(tree)
-        return jax.tree.map(lambda x: Dims(1, 0) if x.ndim == 2 else None, tree)
-
-    tx = omp.muonplus(0.1, muon_weight_dimension_numbers=upright)
-    params = random_tree({"up": (4, 8), "bias": (8,)})
-    trees = [
-        params,
-        FrozenDict(params),
-        jax.tree.map(lambda x: x.astype(jnp.bfloat16), params),
-        random_tree({"up": (8, 4), "bias": (2, 3)}),
-        random_tree({"up": (8,), "bias": (2, 3)}),
-    ]
-    for count, tree in enumerate(trees, start=1):
-        state = tx.init(tree)
-        found, _ = tx.update(tree, state, tree)
-        assert len(asked) == count
-        fresh = omp.muonplus(0.1, muon_weight_dimension_numbers=upright)
-        expected, _ = fresh.update(tree, fresh.init(tree), tree)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-        del asked[count:]
