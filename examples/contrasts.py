@@ -1,5 +1,6 @@
 """Differences between methods of sweeps, with intervals: `python -m examples.contrasts FILE`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,9 +25,9 @@ def write(
       sweeps: the folder of the sweeps that it names.
       pooled: write the mean over all lines too, as random effects (Paule and Mandel, Hartung and
         Knapp): for lines that ask one question in cells that share no seed.
-      only: the lines whose names have this word.
+      only: the lines whose names match this regular expression.
     """
-    asked = [each for each in contrasts.read(file) if only in each.name]
+    asked = [each for each in contrasts.read(file) if re.search(only, each.name)]
     lines = [contrasts.table(asked, sweeps)]
     return "\n\n".join([*lines, contrasts.pooled_line(asked, sweeps)] if pooled else lines)
 
