@@ -37,8 +37,10 @@ FINEWEB = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
 def prepare(config: DataConfig, say: Say) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there."""
     if config.source == "bin":
+        # Files that are missing are named before a tokenizer is fetched.
+        named = {split: token_files.bins(config.paths, split) for split in ("train", "val")}
         words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
-        return token_files.read_bins(config.paths, words)
+        return token_files.read_bins(named, words)
     if config.source == "fineweb":
         return prepare_fineweb(config, say)
     return prepare_files(config, say)

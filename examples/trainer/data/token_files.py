@@ -10,7 +10,7 @@ import bisect
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -156,19 +156,19 @@ def open_file(path: Path, plain: np.dtype) -> TokenFile:
     return TokenFile(path, dtype, tokens, offset, (stat.st_size, stat.st_mtime_ns))
 
 
-def read_bins(paths: Sequence[str], tokenizer: Tokenizer) -> Dataset:
-    """The text of files that another trainer wrote."""
+def read_bins(paths: Mapping[str, Sequence[Path]], tokenizer: Tokenizer) -> Dataset:
+    """The text of files that another trainer wrote, by their split."""
     plain, parts, hashes = dtype_of(tokenizer), {}, {}
-    for split in ("train", "val"):
-        named = bins(paths, split)
+    for split, named in paths.items():
         parts[split] = [open_file(path, plain) for path in named]
         hashes[split] = list(map(digest_of, named))
         for part in parts[split]:
             check_ids(part, tokenizer.get_vocab_size())
     if {*hashes["train"]} & {*hashes["val"]}:
         raise UserError(
-            f"a file of validation text in {', '.join(paths)} is equal to one of training text, so"
-            " that the loss would be that of text that was trained on: give other validation text."
+            f"a file of validation text in {paths['val'][0].parent} is equal to one of training"
+            " text, so that the loss would be that of text that was trained on: give other"
+            " validation text."
         )
     # Bits per byte need the bytes of the validation text alone.
     n_bytes = {"train": 0, "val": count_bytes(tokenizer, Joined(parts["val"]))}
