@@ -1,7 +1,6 @@
 """Checkpoints: what they hold, when they are complete, where they resume, and their damage."""
 
 import json
-import resource
 import shutil
 import signal
 import unittest.mock
@@ -18,16 +17,12 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import TrainState
 from tests.support.trainer import (
     CUBE,
-    PATIENCE,
     STEPS,
-    TOY,
     losses,
     on_devices,
-    run_shell,
     saved_step,
     stop_at,
     train,
-    wait_for,
 )
 
 LAST = str(STEPS)
@@ -83,28 +78,6 @@ def test_sigterm_then_resume_on_any_mesh_gives_the_same_losses(tmp_path, text, f
     assert "mesh   2 cpu devices, data=2 fsdp=1 tensor=1" in capsys.readouterr().out
     one, other = losses(elsewhere), losses(finished)
     assert list(one.values()) == pytest.approx(list(other.values()), abs=1e-5)
-
-
-def test_resume_refuses_flags_of_the_run(finished, capsys):
-    for flag, value in (("--seed", "3"), ("--optimizer.name", "muon")):
-        with pytest.raises(SystemExit):
-            main(["--resume", str(finished), flag, value])
-        assert flag in capsys.readouterr().err
-
-
-def test_full_disk_keeps_the_last_checkpoint(tmp_path, text):
-    # A limit on the size of files stands for it: enough for losses, too little for arrays.
-    flags = [*TOY, "--data.paths", str(text), "--runs-dir", str(tmp_path), "--name", "x"]
-    process = run_shell(*flags, "--steps", "120")
-    wait_for(lambda: (tmp_path / "x" / "checkpoints" / "8").exists())
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
-    shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode not in (0, 143) and "File too large" in shown
-    assert 8 <= saved_step(tmp_path / "x") < 120
-    with on_devices(1):
-        assert main(["--resume", str(tmp_path / "x")]) == 0
-    assert saved_step(tmp_path / "x") == 120
-    assert list(losses(tmp_path / "x")) == list(range(1, 121))
 
 
 # Damage, and files of other runs

@@ -55,11 +55,7 @@ def test_the_configuration_of_a_run(tmp_path):
     ("text", "words"),
     [
         ("optimizer.learning_rte = 1", "optimizer.learning_rte is 1: there is no such setting"),
-        ("steps = 'many'", "steps is 'many': it should be a valid integer. Change it"),
-        ("optimizer.beta = '0.9'", "optimizer.beta is '0.9': it should be a valid n"),
-        ("optimizer = 3", "optimizer is 3: "),
         ("steps = 0", "steps is 0: it should be greater than or equal to 1"),
-        ("steps = 3\nsteps = 4", "cannot be read as TOML, or JSON if named so: Cannot overwrite"),
         ("a = [", "cannot be read as TOML"),
     ],
 )
@@ -68,8 +64,6 @@ def test_a_file_that_does_not_fit(tmp_path, text, words):
     with pytest.raises(UserError, match=words) as error:
         read_config_file(path, RunConfig())
     assert str(path) in str(error.value)
-    with pytest.raises(FileNotFoundError, match=r"none\.toml"):
-        parse("--config", str(tmp_path / "none.toml"))
 
 
 # Flags

@@ -8,8 +8,6 @@ import pytest
 
 from examples.train import main
 from examples.trainer.runs import folder
-from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers
 from tests.support.trainer import losses, saved_step, stop_at, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -23,11 +21,6 @@ RULE = ("--optimizer.name", "adamw", "--optimizer.learning-rate", "0.02")
 
 def rates(run):
     return losses(run, "optim/learning_rate")
-
-
-def rate(**settings):
-    rule = OptimizerConfig(learning_rate=1.0, **settings)
-    return lambda step, steps: float(optimizers.schedule(rule, 1.0, steps)(step))
 
 
 @pytest.fixture(scope="module")

@@ -64,20 +64,18 @@ def test_layers_of_a_stack_begin_differently():
     assert np.abs(np.corrcoef(kernel.reshape(3, -1)) - np.eye(3)).max() < 0.2
 
 
-@pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_no_position_sees_a_later_one(family, scan):
-    apply, params = split(dataclasses.replace(FAMILIES[family], scan=scan))
+def test_no_position_sees_a_later_one(family):
+    apply, params = split(FAMILIES[family])
     changed = TOKENS.at[:, 7].set((TOKENS[:, 7] + 1) % V)
     before, after = apply(params, TOKENS), apply(params, changed)
     np.testing.assert_array_equal(before[:, :7], after[:, :7])
     assert np.abs(before[:, 7:] - after[:, 7:]).max(axis=(0, 2)).min() > 1e-6
 
 
-@pytest.mark.parametrize("scan", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_keeps_float32_parameters(family, scan):
-    config = dataclasses.replace(FAMILIES[family], scan=scan, compute_dtype="bfloat16")
+def test_bfloat16_keeps_float32_parameters(family):
+    config = dataclasses.replace(FAMILIES[family], compute_dtype="bfloat16")
     apply, params = split(config)
     assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
     assert "bf16[" in str(jax.make_jaxpr(apply)(params, TOKENS))

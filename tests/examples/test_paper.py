@@ -7,7 +7,6 @@ import pytest
 
 from examples.paper import curvature, imbalance, regions, variance
 from optax_muonplus import coefficients
-from tests.support import reference_coefficients
 from tests.support import reference_theory as exact
 from tests.support.measures import SIDES, correlation, gaussian, ratio, squares
 from tests.support.measures import variance as variance_of_norms
@@ -40,15 +39,6 @@ def test_maps_slopes_and_regions_agree_with_a_hundred_digits(ns_coeffs, steps):
                     assert np.sign(float(abs(slope) - 1)) == sign, (low, high)
 
 
-@pytest.mark.parametrize("row", [*reference_coefficients.YOU, *reference_coefficients.DION, PAPER])
-def test_regions_of_a_step_end_at_the_roots_of_the_expanded_quartic(row):
-    found = regions.composed_regions(row, 1)
-    spans = sorted([*found.amplification, *found.reduction])
-    assert spans[0][0] == 0 and spans[-1][1] == 1
-    ends = [high for _, high in spans[:-1]]
-    np.testing.assert_allclose(ends, exact.ends(row), rtol=0, atol=1e-9)
-
-
 def test_regions_of_published_rows_to_the_digits_of_a_plot():
     """Typed in after reading them off np.roots once: a change of convention would show here."""
     found = regions.composed_regions("jordan", 1).amplification
@@ -79,7 +69,6 @@ def test_lemma_is_that_of_the_moments_of_the_sphere_and_of_a_simulation(ns_coeff
 @pytest.mark.parametrize(
     "given, size, message",
     [
-        ([], None, r"\(\*batch, r\), not \(0,\)"),
         ([0.5, 1.2], None, "from 0.5 to 1.2. Divide them"),
         ([np.nan], None, r"singular values in \[0, 1\]"),
         ([0.5] * 3, 2, "size=2 rows cannot have 3"),

@@ -1,45 +1,14 @@
-"""The recipes: the paper's numbers, the command line, and a step of each at toy size."""
+"""The recipes: the numbers of the paper and of its code."""
 
 import dataclasses
-import functools
 
-import jax
-import numpy as np
 import pytest
 
-from examples.trainer.data.prepare import prepare
-from examples.trainer.settings import command_line, validation
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings import validation
 from examples.trainer.settings.presets import PRESETS, RECIPES, read_config_file
-from examples.trainer.training import sharding
-from examples.trainer.training.program import make_setup
-from tests.support.trainer import first_losses, quiet
 
 PAPER = [name for name in PRESETS if not name.endswith(("tiny", "micro"))]
 PUBLISHED = RECIPES / "as_published"
-
-
-def toy(name, text):
-    """A recipe with its optimizer and kind of model, at a size for tests."""
-    config = PRESETS[name][1]
-    shape = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_ff": 40, "context": 16}
-    model = dataclasses.replace(config.model, remat="none", compute_dtype="float32", **shape)
-    data = DataConfig(paths=(str(text),), vocab_size=300)
-    return dataclasses.replace(config, model=model, data=data, batch_size=8, steps=24)
-
-
-def toy_setup(name, text, change=lambda config: config, devices=1):
-    config = change(toy(name, text))
-    mesh = sharding.make_mesh("", jax.devices()[:devices])
-    return make_setup(config, prepare(config.data, quiet), mesh)
-
-
-def test_help_has_a_line_for_each_preset(capsys):
-    with pytest.raises(SystemExit):
-        command_line.parse(["--help"])
-    shown = capsys.readouterr().out.splitlines()
-    for name, (line, _) in PRESETS.items():
-        assert any(f" {name} " in row and line in row for row in shown), name
 
 
 def test_recipes_have_the_hyperparameters_of_the_paper():
@@ -105,26 +74,6 @@ def test_as_published_sets_what_the_code_has():
             **{"norm_eps": 1e-7, "adam_eps_before_correction": True},
         )
         assert config == dataclasses.replace(plain, optimizer=rule), name
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_preset_by_name_with_changed_fields(name):
-    asked, preset = command_line.parse([name, "--steps", "3", "--optimizer.learning-rate", "0.5"])
-    assert preset == name
-    expected = PRESETS[name][1]
-    optimizer = dataclasses.replace(expected.optimizer, learning_rate=0.5)
-    assert asked.config == dataclasses.replace(expected, steps=3, optimizer=optimizer)
-
-
-def test_as_published_trains_on_a_mesh_as_on_one_device(text):
-    change = functools.partial(read_config_file, PUBLISHED / "llama-60m.toml")
-    one, eight = (toy_setup("llama-60m", text, change, devices) for devices in (1, 8))
-    found = first_losses(one, 6)
-    assert found == pytest.approx(first_losses(eight, 6), abs=1e-5)
-    assert found[-1] < found[0] - 0.1
-    state, params = one.init(), one.init().params  # the first step has the rate 0
-    after = one.train_step(state, *one.loader.batch(0))[0].params
-    jax.tree.map(np.testing.assert_array_equal, after, params)
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -70,10 +70,10 @@ def of_logits(logits, targets):
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
 
 
-def evaluation(**changes):
+def evaluation():
     """Of a model for which all tokens are alike, and the inputs that it was given."""
     tokens = Tokens(np.arange(200), bytes=800, sha256="")
-    config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3, **changes)
+    config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
     seen = []
 
     def uniform(params, inputs):
@@ -96,28 +96,19 @@ def test_evaluation_of_a_uniform_model():
     assert len(seen) == 6 and seen[:3] == seen[3:]  # the same batches each time
 
 
-def test_evaluation_sees_the_same_rows_in_micro_batches():
-    evaluate, whole = evaluation()
-    evaluate({})
-    evaluate, parts = evaluation(accumulate=2)
-    evaluate({})
-    assert [len(batch) for batch in parts] == [1] * 6
-    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(whole))
-
-
 # The loss from hidden states
 
 
 B, T, D = 8, 6, 16
 
 
-def hidden_and_head(vocabulary, rows=B, dtype="float32"):
+def hidden_and_head(vocabulary, dtype="float32"):
     """Hidden states, a head, and targets."""
     x, head = (
         jax.random.normal(jax.random.key(i), shape)
-        for i, shape in enumerate([(rows, T, D), (D, vocabulary)])
+        for i, shape in enumerate([(B, T, D), (D, vocabulary)])
     )
-    targets = jax.random.randint(jax.random.key(2), (rows, T), 0, vocabulary)
+    targets = jax.random.randint(jax.random.key(2), (B, T), 0, vocabulary)
     return x.astype(dtype), head, targets
 
 
@@ -137,18 +128,18 @@ def of_all_logits(x, head, targets):
 # bits too; each gradient is a sum of many.
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 2e-6), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize(
-    ("vocabulary", "mesh", "rows"),
+    ("vocabulary", "mesh"),
     [
-        (50_257, None, B),
-        (51, CUBE, B),  # 51 words, 2 shards
-        (52, "data=2,tensor=4", B),
+        (50_257, None),
+        (51, CUBE),  # 51 words, 2 shards
+        (52, "data=2,tensor=4"),
     ],
 )
-def test_loss_of_chunks_is_that_of_all_logits(vocabulary, mesh, rows, dtype, rtol, monkeypatch):
+def test_loss_of_chunks_is_that_of_all_logits(vocabulary, mesh, dtype, rtol, monkeypatch):
     # 7 tokens a chunk on one device, which divides neither the tokens nor the rows.
     monkeypatch.setattr(training_loss, "CHUNK_BYTES", 7 * 4 * vocabulary)
     layout = Layout(sharding.make_mesh(mesh, jax.devices())) if mesh else ONE_DEVICE
-    arrays = hidden_and_head(vocabulary, rows, dtype)
+    arrays = hidden_and_head(vocabulary, dtype)
     found = loss_and_gradients(lambda *args: head_loss(*args, layout), *arrays)
     for one, expected in zip(found, loss_and_gradients(of_all_logits, *arrays), strict=True):
         np.testing.assert_allclose(one, expected, rtol=rtol, atol=rtol * np.abs(expected).max())

@@ -13,14 +13,11 @@ from tests.support.trainer import (
     PATIENCE,
     ROOT,
     STEPS,
-    TOY,
     crash,
     losses,
-    run_shell,
     saved_step,
     stop_at,
     train,
-    wait_for,
 )
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -53,19 +50,6 @@ def test_crash_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
     assert [r["step"] for r in records if "train_loss" in r] == list(range(1, STEPS + 1))
     for kind in ("train_loss", "grad/norm/total", "optim/learning_rate"):
         assert losses(tmp_path / "x", kind) == losses(trained_run, kind)
-
-
-def test_ctrl_c_in_a_shell_exits_with_130_and_says_how_to_resume(tmp_path, text):
-    # So many steps that the run is not over before the signal arrives.
-    flags = [*TOY, "--steps", "100000", "--data.paths", str(text), "--runs-dir", str(tmp_path)]
-    process = run_shell(*flags, "--name", "x")
-    metrics = tmp_path / "x" / "metrics.jsonl"
-    wait_for(metrics.exists, process)  # the first step comes next
-    process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert f"python -m examples.train --resume {tmp_path / 'x'}" in shown
-    assert "Traceback" not in shown
 
 
 def test_signals_become_requests_and_a_second_ctrl_c_interrupts():

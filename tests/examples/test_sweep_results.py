@@ -132,9 +132,7 @@ def test_lines_without_a_spread_are_in_no_correction(sweeps, capsys):
     "wrong",
     [
         {"frsh": True},
-        {"terms": []},
         {"terms": [[1, "gpt", "Muon"]]},
-        {"terms": [[1, "gpt"]]},
     ],
 )
 def test_contrasts_that_are_none_are_refused(wrong, tmp_path, capsys):

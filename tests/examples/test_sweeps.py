@@ -78,15 +78,6 @@ def test_a_polar_step_says_its_number_of_steps():
     assert [method.name for method in grid.methods(plan)][1:3] == ["Muon jordan-3", "Muon cubic-4"]
 
 
-def test_further_seeds_are_run_at_the_best_rate():
-    plan = Grid(optimizers=("muon",), rates=(0.1, 0.2, 0.3), seeds=3)
-    first = [Trial(MUON, rate, 0) for rate in plan.rates]
-    losses = dict(zip(first, (2.0, 1.0, math.inf), strict=True))
-    assert list(grid.wanted(plan, {first[0]: 2.0})) == first
-    assert list(grid.wanted(plan, losses)) == [*first, Trial(MUON, 0.2, 1), Trial(MUON, 0.2, 2)]
-    assert grid.count(plan, {}) == 5
-
-
 def test_the_mean_of_the_first_seeds_chooses_the_rate():
     plan = Grid(optimizers=("muon",), rates=(0.1, 0.2), first_seed=7, seeds=3, chosen_by=2)
     first = [Trial(MUON, rate, seed) for rate in plan.rates for seed in (7, 8)]

@@ -68,11 +68,8 @@ LOSSLESS = {
 }
 LOSSY = {
     "unknown words": unknown_words(),
-    "no letter for spaces": of_letters(without="\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"),
     "no letter for one byte": of_letters(without="\N{LATIN SMALL LETTER O WITH CIRCUMFLEX}"),  # F4
     "lower case": of_letters(normalizer=normalizers.Lowercase()),
-    "compatible": of_letters(normalizer=normalizers.NFKC()),
-    "stripped": of_letters(normalizer=normalizers.Strip()),
     "gaps": Tokenizer(models.BPE({"</s>": 0, "b": 2}, [])),
 }
 

@@ -35,17 +35,6 @@ def quintic_slope(row):
     return [5 * c * c, 8 * b * c, 3 * (b * b + 2 * a * c), 4 * a * b, a * a]
 
 
-def ends(row, upper=1.0):
-    """Where |g'| of one quintic step is 1 between 0 and ``upper``, by companion matrices."""
-    found = []
-    for level in (1, -1):
-        polynomial = np.array(quintic_slope(row), dtype=np.float64)
-        polynomial[-1] -= level
-        roots = np.roots(polynomial)
-        found += [r.real for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < upper]
-    return np.sort(found)
-
-
 # --- Lemma 1 -------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 def check_regular(path: Path) -> None:
     """Refuses a pipe or a device, reading which may never end."""
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"{path} is no regular file, but a pipe, a device or a folder: put a file in its place.")
+        raise UserError(
+            f"{path} is no regular file, but a pipe, a device or a folder: put a file in its place."
+        )
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
