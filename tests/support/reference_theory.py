@@ -29,12 +29,6 @@ def value_and_slope(rows, lam):
     return value, slope
 
 
-def quintic_slope(row):
-    """g' of (a, b, c), expanded by hand, highest power first."""
-    a, b, c = row
-    return [5 * c * c, 8 * b * c, 3 * (b * b + 2 * a * c), 4 * a * b, a * a]
-
-
 # --- Lemma 1 -------------------------------------------------------------------------------------
 
 
