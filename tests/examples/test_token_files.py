@@ -157,7 +157,7 @@ def test_pipes_and_nothing_are_refused(words, tmp_path):
     path, tokens = words
     write(tmp_path / "val.bin", tokens["val"])
     with pytest.raises(UserError, match=r"there are no train tokens in .*: give"):
-        opened(tmp_path, path)
+        opened(tmp_path, "no tokenizer")  # files are looked for first
     os.mkfifo(tmp_path / "train.bin")
     with pytest.raises(UserError, match=r"train\.bin is no regular file"):
         opened(tmp_path, path)
