@@ -105,7 +105,7 @@ def test_the_package_is_asked_for_the_sample(config, monkeypatch, capsys):
 
 def test_a_pipe_is_no_tokenizer(config, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for source in ("fineweb", "files", "bin"):
+    for source in ("fineweb", "files"):
         given = dataclasses.replace(config, source=source, tokenizer=str(tmp_path / "pipe"))
         with pytest.raises(UserError, match="pipe is no regular file"):
             prepare(given, quiet)
