@@ -234,7 +234,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
     def of(
         cls, where: TreeReader, over: Callable[[ResolvedTree], optax.GradientTransformation]
     ) -> Self:
-        """Returns ``over`` of each tree, which is read first, and whose gradients are checked."""
+        """Makes a transformation that reads each tree, checks its gradients and calls ``over``."""
 
         def init(params: optax.Params) -> optax.OptState:
             tree = where.read(params)

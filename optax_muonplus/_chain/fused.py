@@ -69,7 +69,7 @@ class FusedLink:
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
-    Nothing is computed: each distinct shape is traced once, for functions that may not.
+    Nothing is computed. Functions that may fail are traced, once for each distinct shape.
     """
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:

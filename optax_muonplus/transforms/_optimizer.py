@@ -33,7 +33,8 @@ def optimizer(
       rule: a chain of links, such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or
         one link, such as ``omp.contrib.NorMuon()`` or an object of your own with ``init(params,
         leaves)`` and ``update(updates, state, params, leaves)``, see
-        :func:`optax_muonplus.matrix_chain`.
+        :func:`optax_muonplus.matrix_chain`. Its updates point uphill, as gradients do: behind
+        ``optax.scale_by_learning_rate`` or a whole optimizer of Optax they would raise the loss.
       learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
         such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
       weight_decay: number or schedule, of the matrices only.

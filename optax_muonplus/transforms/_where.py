@@ -47,7 +47,7 @@ class Matrices:
     has_links: bool = dataclasses.field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for rules and axes that are none, and next to dimension numbers."""
+        """Raises ValueError for malformed rules or axes, and for both beside dimension numbers."""
         self._reader  # noqa: B018
 
     @functools.cached_property
