@@ -40,6 +40,7 @@ if PLATFORM != "cpu":
 
 
 USE = pytest.StashKey[tuple[int, int]]()
+COUNT = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(items):
@@ -52,14 +53,28 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs(request):
-    """Frees the compiled programs of a file: each holds several of a process's 65,530 maps."""
-    yield
-    largest = request.config.stash.setdefault(USE, (0, 0))
-    request.config.stash[USE] = tuple(map(max, largest, memory_use()))
+def free_programs(config):
+    """Frees compiled programs, each of which holds several of a process's 65,530 maps."""
+    largest = config.stash.setdefault(USE, (0, 0))
+    config.stash[USE] = tuple(map(max, largest, memory_use()))
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs(request):
+    """Frees the programs of a file."""
+    yield
+    free_programs(request.config)
+
+
+@pytest.fixture(autouse=True)
+def many_programs(request):
+    """Frees those of a long file before its end; every twentieth test is asked."""
+    yield
+    count = request.config.stash[COUNT] = request.config.stash.get(COUNT, 0) + 1
+    if count % 20 == 0 and memory_use()[0] > 8_000:
+        free_programs(request.config)
 
 
 def memory_use():
