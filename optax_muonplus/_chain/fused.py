@@ -1,7 +1,6 @@
 """A momentum and the functions of it that follow: each matrix is read and written once."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +31,9 @@ class FusedLink:
     run: Run = run_plain
     factor: jax.Array | None = None  # of all results, as a learning rate
 
-    @functools.cached_property
+    @property
     def program(self) -> Program:
-        """What runs of the functions."""
+        """The functions as they run. It is not kept: its numbers may be those of one trace."""
         program = compile_parts(self.momentum, self.functions)
         return program if self.factor is None else program.times(self.factor)
 
@@ -53,17 +52,17 @@ class FusedLink:
         With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
         """
         arrays, treedef = jax.tree.flatten(updates)
+        program = self.program
         if self.momentum is None:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            program = self.program
             mu, operands = self.momentum.advance(updates, mu, program.input_dtype, program.divisor)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)
             leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
-        return treedef.unflatten(self.run(self.program, operands, leaves)), state
+        return treedef.unflatten(self.run(program, operands, leaves)), state
 
 
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:

@@ -1,9 +1,10 @@
 """What runs of a chain's parts: the only place that knows what stands before what.
 
 Parts are values with the fields that a user gives them. What one of them may rely on, because of
-the parts before it, is decided here once, when the chain is made.
+the parts before it, is decided here, at each update that is traced.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeGuard
 
@@ -135,11 +136,14 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
         if isinstance(part, Normalize) and _is_polar_factor(before):
             part = NormalizeBounded(part)
         if isinstance(part, ScaleByShape) and part.norm is None:
-            part = _scale_after(before, part)
+            part = _scale_after(functions, part)
         functions.append(part)
     if before_dual_norm is not None:
         inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
-        functions = [ScaleByDualNorm(tuple(inner), tuple(outer), divisor)]
+        # A factor by shape may come before the inner product; another function sees the product.
+        scales = list(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
+        scaled = ScaleByDualNorm(tuple(inner), tuple(scales), divisor)
+        functions = [scaled, *outer[len(scales) :]]
     return Program.of(functions, divisor)
 
 
@@ -148,9 +152,14 @@ def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
-def _scale_after(before: MatrixFunction | None, scale: ScaleByShape) -> ScaleByShape:
-    """Gives the factor by shape the norm before it; it measures matrices where that is unknown."""
-    norm = before.normalize if isinstance(before, NormalizeBounded) else before
+def _scale_after(before: Sequence[MatrixFunction], scale: ScaleByShape) -> ScaleByShape:
+    """Gives the factor by shape the norm before it; it measures matrices of unknown size."""
+    *earlier, last = before or (None,)
+    norm = last.normalize if isinstance(last, NormalizeBounded) else last
     if isinstance(norm, Normalize):
+        # A matrix that keeps its Frobenius norm, or is not normalized, is as large as before.
+        keeps_size = norm.match_frobenius or norm.norm in ("none", "long")
+        if keeps_size and not (earlier and isinstance(earlier[-1], Orthogonalize)):
+            return scale
         return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
-    return scale.replace(norm="none") if isinstance(before, Orthogonalize) else scale
+    return scale.replace(norm="none") if isinstance(last, Orthogonalize) else scale

@@ -1,10 +1,12 @@
-"""What is decided about the parts of a chain, once, when it is made."""
+"""What is decided about the parts of a chain."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import optax_muonplus as omp
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.program import compile_parts
 from optax_muonplus._core.normalize import Normalize
@@ -57,3 +59,42 @@ def test_parts_stay_what_a_user_made():
     program = compile_parts(Momentum(bias_correction=True), [polar_factor, norm])
     assert (polar_factor.eps, program.functions[0].eps, program.divisor) == (1e-3, 5e-4, 2.0)
     assert vars(norm) == vars(Normalize("row"))
+
+
+def update(tx, x):
+    return tx.update({"kernel": x}, tx.init({"kernel": x}))[0]["kernel"]
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [omp.normalize()],
+        [omp.normalize("none")],
+        [omp.normalize("long", match_frobenius=False)],
+        [jnp.sign, omp.normalize("row")],
+        [omp.normalize("row", match_frobenius=False)],
+    ],
+)
+def test_consistent_rms_holds_for_a_normalization_without_a_polar_factor(links):
+    """Their sides do not say how large these matrices are, but for the last one."""
+    tx = omp.matrix_chain(omp.momentum(), *links, omp.scale_by_shape(consistent_rms=0.2))
+    for shape in ((6, 9), (7, 7)):
+        found = update(tx, jax.random.normal(jax.random.key(0), shape))
+        np.testing.assert_allclose(jnp.sqrt(jnp.mean(found**2)), 0.2, rtol=1e-5)
+
+
+def test_a_function_after_an_adaptive_rule_sees_its_updates():
+    x = jax.random.normal(jax.random.key(0), (6, 9))
+    rule = omp.scale_by_muonplus(adaptive=True)
+    one, two = omp.matrix_chain(rule, jnp.sign), optax.chain(rule, omp.matrix_chain(jnp.sign))
+    np.testing.assert_array_equal(update(one, x), update(two, x))
+
+
+def test_no_number_of_one_trace_is_kept_for_the_next():
+    """Half of eps is an array of the trace that divides it."""
+    params = {"kernel": jnp.ones((4, 6))}
+    tx = omp.scale_by_muonplus(eps=jnp.float32(1e-8), bias_correction=True)
+    state = tx.init(params)
+    first, _ = jax.jit(tx.update)(params, state)
+    again, _ = tx.update(params, state)
+    np.testing.assert_allclose(first["kernel"], again["kernel"], rtol=1e-5)
