@@ -148,7 +148,7 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
 
 
 def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:
-    """Returns whether entries of a function's results are of the order of 1 at most."""
+    """Returns whether results are polar factors for certain; a user's function may be anything."""
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
@@ -159,7 +159,7 @@ def _scale_after(before: Sequence[MatrixFunction], scale: ScaleByShape) -> Scale
     if isinstance(norm, Normalize):
         # A matrix that keeps its Frobenius norm, or is not normalized, is as large as before.
         keeps_size = norm.match_frobenius or norm.norm in ("none", "long")
-        if keeps_size and not (earlier and isinstance(earlier[-1], Orthogonalize)):
+        if keeps_size and not (earlier and _is_polar_factor(earlier[-1])):
             return scale
         return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
-    return scale.replace(norm="none") if isinstance(last, Orthogonalize) else scale
+    return scale.replace(norm="none") if _is_polar_factor(last) else scale

@@ -73,6 +73,8 @@ def update(tx, x):
         [omp.normalize("long", match_frobenius=False)],
         [jnp.sign, omp.normalize("row")],
         [omp.normalize("row", match_frobenius=False)],
+        [omp.orthogonalize(polar=lambda x: 3 * jnp.sign(x))],
+        [omp.orthogonalize(polar=lambda x: 3 * jnp.sign(x)), omp.normalize()],
     ],
 )
 def test_consistent_rms_holds_for_a_normalization_without_a_polar_factor(links):
