@@ -23,6 +23,8 @@ _MOVES = {
     "copy", "transpose", "concatenate", "slice", "dynamic-slice", "dynamic-update-slice", "pad",
     "reverse", "gather",
 }  # fmt: skip
+# Those that write a part of an array in place, and which operand that is.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 _SLICES = ("slice", "dynamic-slice", "gather")
 
 
@@ -100,6 +102,8 @@ class _Fused:
                 read += self._read(user.name, size)
             elif user.opcode in _SLICES and cut:
                 read += int(size_in_bytes(user.shapes))
+            elif user.opcode == "scatter" and cut:  # done in place; it may add to what it reads
+                read += int(size_in_bytes(self.instructions[user.operands[-1]].shapes))
             elif not (user.opcode == "dynamic-update-slice" and cut):  # that one is done in place
                 return size
         return min(read, size)
@@ -110,8 +114,8 @@ class _Fused:
             return sum(self._written(operand) for operand in x.operands)
         if x.opcode == "bitcast":
             return self._written(x.operands[0])
-        if x.opcode == "dynamic-update-slice" and self._is_parameter(x.operands[0]):
-            return int(size_in_bytes(self.instructions[x.operands[1]].shapes))
+        if x.opcode in _UPDATES and self._is_parameter(x.operands[0]):
+            return int(size_in_bytes(self.instructions[x.operands[_UPDATES[x.opcode]]].shapes))
         return int(size_in_bytes(x.shapes))
 
     def _is_parameter(self, name: str) -> bool:

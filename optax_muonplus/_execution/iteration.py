@@ -38,7 +38,7 @@ from optax_muonplus._core.precision import (
     scale_by_pow2,
     sum_of_squares,
 )
-from optax_muonplus._execution.products import Products, Scale, Square, part, rounded
+from optax_muonplus._execution.products import Products, Scale, Square, diagonal, part, rounded
 
 # The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
 # at most 4 x 64^2, a quarter of float16's range.
@@ -100,11 +100,12 @@ def iterate(
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
     y = products.padded(rounded(y, operand))
     gram = products.gram(y)
-    norm = iteration.safety_factor, iteration.preconditioning, products.scales_powers
+    norm = iteration.safety_factor, iteration.preconditioning, products.saves_passes
     scale = _scale(y, gram, scaled_eps, *norm) * products.factor
-    if not products.scales_powers:
+    if not products.saves_passes:
         gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     if steps is None:
+        rows = _monic(rows, iteration.restarts) if products.saves_passes else rows
         # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
         for start, stop in _segments(len(rows), iteration.restarts):
             if start:
@@ -183,6 +184,29 @@ def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(itertools.pairwise((0, *restarts, steps)))
 
 
+def _monic(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> tuple[Row, ...]:
+    r"""Returns the rows of iterates :math:`Y_i = X_i / t_i`, with 1 for last coefficients.
+
+    :math:`X_{i+1} = (a + b R + c R^2) X_i` becomes :math:`Y_{i+1} = (a / c t_i^4 + b / c t_i^2 \; R
+    + R^2) Y_i` for :math:`t_{i+1} = c t_i^5` and the Gram matrix R of :math:`Y_i`. The last t is 1.
+    Only positive polynomials that are a segment of their own, not the first, are made so.
+    """
+    made, t = list(rows), 1.0
+    for start, stop in reversed(_segments(len(rows), restarts)):
+        row = rows[stop - 1]
+        if 0 < start == stop - 1 and _is_positive(row):
+            a, b, c = row
+            t = (t / c) ** 0.2
+            made[start] = a / (c * t**4), b / (c * t**2), 1.0
+        else:
+            made[stop - 1], t = tuple(c / t for c in row), 1.0
+    return tuple(made)
+
+
+def _is_positive(row: Row) -> bool:
+    return len(row) == 3 and row[2] > 0 and row[1] ** 2 <= 4 * row[0] * row[2]
+
+
 @functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
 def _scale(
     y: Matrices,
@@ -206,9 +230,7 @@ def _scale(
         norm = root(jnp.sum(jnp.abs(wide), axis=-1, keepdims=True))
     else:
         if reads_diagonal:
-            side = gram.shape[-1]
-            diagonal = gram.reshape(*gram.shape[:-2], side * side)[..., :: side + 1]
-            trace = jnp.sum(diagonal, axis=-1, dtype=wide.dtype)
+            trace = jnp.sum(diagonal(gram), axis=-1, dtype=wide.dtype)
         else:
             trace = jnp.trace(wide, axis1=-2, axis2=-1)
         norm = root(jnp.real(trace)[..., None, None])

@@ -108,7 +108,7 @@ class FastPolar(MatrixFunction):
         block = products.TPU_BLOCK if platform == "tpu" else 1
         # Entries of y are at most 2, so that those of a third power of its Gram matrix are far from
         # the largest number of bfloat16. Under "aol" each row has its own factor.
-        scales_powers = (
+        saves_passes = (
             (platform, operand) == ("gpu", jnp.bfloat16)
             and len(rows[0]) <= 4
             and restarts[:1] in ((), (1,))[len(rows) > 1 :]
@@ -123,7 +123,7 @@ class FastPolar(MatrixFunction):
             upcast_operands,
             exact_squares,
             block,
-            scales_powers,
+            saves_passes,
         )
         return Iteration(rows, restarts, safety_factor, options.preconditioning, made)
 

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from optax_muonplus._core.coefficients import Row
 from optax_muonplus._core.function import Matrices, adjoint
@@ -74,9 +75,9 @@ class Products:
       upcast_operands: whether operands are multiplied in ``dtype``.
       exact_squares: whether R^2 is not rounded for a row of three coefficients.
       block: longer sides are padded to multiples of it.
-      scales_powers: whether the Gram matrix that comes with a scale is that of the unscaled ``Y``.
-        Coefficients are then multiplied by powers of the scale, which saves a pass over the Gram
-        matrix. Its powers must be in the range of ``operand``.
+      saves_passes: whether passes over Gram matrices are saved. The matrix that comes with a scale
+        is then that of the unscaled ``Y``: coefficients are multiplied by powers of the scale,
+        which must be in the range of ``operand``. Later steps of monic rows change diagonals only.
     """
 
     left: bool
@@ -87,7 +88,7 @@ class Products:
     upcast_operands: bool = False
     exact_squares: bool = False
     block: int = 1
-    scales_powers: bool = False
+    saves_passes: bool = False
 
     def padded(self, y: Matrices) -> Matrices:
         """Adds zeros up to sides that matrix units like, which change no other element.
@@ -134,7 +135,7 @@ class Products:
         for degree, c in enumerate(row[1:], start=1):
             power = gram if power is None else self.matmul(gram, power, exact)
             c = c / self.factor ** (2 * degree)
-            if scale is not None and self.scales_powers:
+            if scale is not None and self.saves_passes:
                 c = c * scale ** (2 * degree)
             p = p + c * power.astype(self.dtype)
         return self._scaled(p, scale)
@@ -150,13 +151,15 @@ class Products:
 
         Args:
           y: matrices, multiplied by ``factor`` once they were scaled.
-          gram: the Gram matrix of the scaled ``y``, but see ``scales_powers``.
+          gram: the Gram matrix of the scaled ``y``, but see ``saves_passes``.
           rows: coefficients of the steps.
           scale: what the short side of ``y`` is to be multiplied by, if it is not yet scaled: one
             number for each matrix, or one for each row of its Gram matrix.
         """
         # P is scaled instead of y, because it is the smaller of the two.
         if len(rows) == 1:
+            if self.saves_passes and scale is None and is_monic(rows[0]):
+                return self._multiply(self._complete_square(gram, rows[0]), y)
             return self._multiply(rounded(self._step(gram, rows[0], scale), self.operand), y)
         # One number scales the last P, so that the first is rounded once, for R and for y.
         one = scale is not None and scale.shape[-2] == 1
@@ -172,6 +175,24 @@ class Products:
             # as the small ones are.
             total = self._multiply(rounded(p, self.operand), total)
         return self._multiply(total, y)
+
+    def _complete_square(self, gram: Square, row: Row) -> Square:
+        """Returns ``c_0 I + c_1 R + R^2 = S^2 + d I`` with ``S = R + c_1/2 I``, as an operand.
+
+        Two diagonals are changed in place, where a polynomial reads R and R^2 and writes a third.
+        """
+        half = row[1] / 2
+        exact = diagonal(gram).astype(self.dtype) + half
+        changed = rounded(exact, self.operand)
+        # What rounding takes from the diagonal of S, its square gets back. Without that, the result
+        # is up to twice as far from the polynomial.
+        lost = 2 * (exact - changed) * changed
+        # Else XLA would take the diagonal of R from a copy, after the change.
+        gram, changed, lost = jax.lax.optimization_barrier((gram, changed, lost))
+        s = with_diagonal(gram, changed)
+        square = self.matmul(s, s)
+        entries = diagonal(square).astype(self.dtype) + (row[0] - half**2 + lost)
+        return with_diagonal(square, rounded(entries, self.operand))
 
     def _step(self, gram: Square, row: Row | jax.Array, scale: Scale | None = None) -> Square:
         """Returns the polynomial, which is traced once for steps of the same coefficients."""
@@ -192,6 +213,27 @@ class Products:
 @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
 def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None) -> Square:
     return products.polynomial(gram, row, scale)
+
+
+def is_monic(row: Row | jax.Array) -> bool:
+    """Whether ``row`` is known, of three coefficients, the last 1, and of no negative value.
+
+    It is then ``d`` and a square, both positive, whose sum is as exact as they are.
+    """
+    return isinstance(row, tuple) and row[2:] == (1.0,) and row[1] ** 2 <= 4 * row[0]
+
+
+def diagonal(x: Square) -> jax.Array:
+    """Returns the diagonals as slices: XLA would read all of the matrices for ``jnp.diagonal``."""
+    side = x.shape[-1]
+    return x.reshape(*x.shape[:-2], side * side)[..., :: side + 1]
+
+
+def with_diagonal(x: Square, values: jax.Array) -> Square:
+    """Returns ``x`` with other diagonals, which XLA writes in place if ``x`` has no other use."""
+    i = np.arange(x.shape[-1])
+    known = {"unique_indices": True, "indices_are_sorted": True, "mode": "promise_in_bounds"}
+    return x.at[..., i, i].set(values, **known)
 
 
 def part(x: Matrices, shape: Sequence[int]) -> Matrices:
