@@ -232,8 +232,9 @@ def diagonal(x: Square) -> jax.Array:
 def with_diagonal(x: Square, values: jax.Array) -> Square:
     """Returns ``x`` with other diagonals, which XLA writes in place if ``x`` has no other use."""
     i = np.arange(x.shape[-1])
-    known = {"unique_indices": True, "indices_are_sorted": True, "mode": "promise_in_bounds"}
-    return x.at[..., i, i].set(values, **known)
+    return x.at[..., i, i].set(
+        values, unique_indices=True, indices_are_sorted=True, mode="promise_in_bounds"
+    )
 
 
 def part(x: Matrices, shape: Sequence[int]) -> Matrices:
