@@ -176,7 +176,7 @@ class Products:
             total = self._multiply(rounded(p, self.operand), total)
         return self._multiply(total, y)
 
-    def _complete_square(self, gram: Square, row: Row) -> Square:
+    def _complete_square(self, gram: Square, row: Row | jax.Array) -> Square:
         """Returns ``c_0 I + c_1 R + R^2 = S^2 + d I`` with ``S = R + c_1/2 I``, as an operand.
 
         Two diagonals are changed in place, where a polynomial reads R and R^2 and writes a third.
