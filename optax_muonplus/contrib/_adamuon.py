@@ -105,11 +105,12 @@ def adamuon(
     *,
     others: optax.GradientTransformation | None = None,
     where: transforms.Matrices | None = None,
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """AdaMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 6e-4 in the code's GPT-2 runs, the order of AdamW's.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

@@ -106,11 +106,12 @@ def aurora(
     *,
     others: optax.GradientTransformation | None = None,
     where: transforms.Matrices | None = None,
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.05 in the code, with weight decay 0.025.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

@@ -107,6 +107,7 @@ def hyperball(
     *,
     others: optax.GradientTransformation | None = None,
     where: transforms.Matrices | None = None,
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, NAdamW or ``others`` on everything else.
 
@@ -115,4 +116,4 @@ def hyperball(
     """
     chain = transforms.matrix_chain(rule, Hyperball(learning_rate))
     others = transforms.nadamw(learning_rate) if others is None else others
-    return transforms.optimizer(chain, None, others=others, where=where)
+    return transforms.optimizer(chain, None, others=others, where=where, **fields)

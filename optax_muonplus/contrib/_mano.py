@@ -121,11 +121,12 @@ def mano(
     *,
     others: optax.GradientTransformation | None = None,
     where: transforms.Matrices | None = None,
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

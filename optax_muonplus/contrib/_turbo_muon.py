@@ -84,11 +84,12 @@ def turbo_muon(
     *,
     others: optax.GradientTransformation | None = None,
     where: transforms.Matrices | None = None,
+    **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Turbo-Muon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
     return transforms.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where
+        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

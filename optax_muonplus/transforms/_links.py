@@ -1,5 +1,7 @@
 """The links of Muon+ as Optax transformations, each of which computes in float32 at least."""
 
+from typing import Unpack
+
 import jax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -13,7 +15,7 @@ from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus.transforms._matrix_chain import matrix_chain
-from optax_muonplus.transforms._where import Matrices
+from optax_muonplus.transforms._where import Matrices, MatricesFields
 
 
 def momentum(
@@ -72,6 +74,7 @@ def orthogonalize(
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
@@ -84,6 +87,8 @@ def orthogonalize(
       compute_dtype: dtype of the matrix products.
       where: which parameters are matrices, and where they lie; None means the default rules by
         path. Every leaf must be a matrix.
+      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
+        ``where=omp.Matrices(...)``.
 
     Raises:
       ValueError: at init, for leaves that are not matrices.
@@ -91,6 +96,7 @@ def orthogonalize(
     return matrix_chain(
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
         where=where,
+        **fields,
     )
 
 
@@ -100,6 +106,7 @@ def normalize(
     *,
     match_frobenius: bool = True,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Divides the rows, the columns, or one after the other, of every matrix by their norms.
 
@@ -109,8 +116,9 @@ def normalize(
       norm_eps: inside the root, see :class:`optax_muonplus.matrices.Normalize`.
       match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
       where: as in :func:`orthogonalize`.
+      **fields: as in :func:`orthogonalize`.
     """
-    return matrix_chain(Normalize(norm, norm_eps, match_frobenius), where=where)
+    return matrix_chain(Normalize(norm, norm_eps, match_frobenius), where=where, **fields)
 
 
 def scale_by_shape(
@@ -118,6 +126,7 @@ def scale_by_shape(
     consistent_rms: float | jax.Array | None = None,
     *,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """Multiplies every matrix by a factor of its shape.
 
@@ -128,10 +137,11 @@ def scale_by_shape(
         behind a normalization that does not match the Frobenius norm; elsewhere each matrix is
         measured.
       where: as in :func:`orthogonalize`.
+      **fields: as in :func:`orthogonalize`.
 
     See :class:`optax_muonplus.matrices.ScaleByShape` for the equations.
     """
-    return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where)
+    return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where, **fields)
 
 
 def scale_by_muonplus(
@@ -153,6 +163,7 @@ def scale_by_muonplus(
     adaptive: bool = False,
     compute_dtype: DTypeLike | None = None,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     r"""The matrix part of Muon+: no learning rate, no weight decay, no partition.
 
@@ -175,4 +186,5 @@ def scale_by_muonplus(
         *([DualNorm()] if adaptive else []),
         ScaleByShape(shape_scale, consistent_rms),
         where=where,
+        **fields,
     )

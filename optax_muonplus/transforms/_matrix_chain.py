@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
@@ -16,13 +16,14 @@ from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.scale import ScaleByShape
 from optax_muonplus._execution.apply import apply
-from optax_muonplus.transforms._where import Matrices, one_of
+from optax_muonplus.transforms._where import Matrices, MatricesFields, one_of, where_of
 
 
 def matrix_chain(
     *links: Part,
     where: Matrices | None = None,
     run: Run = apply,
+    **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
     """One transformation of several links, each of which receives the records of matrices.
 
@@ -46,6 +47,8 @@ def matrix_chain(
       run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
         another function with the same results. :func:`optax_muonplus.transforms.run_plain` is the
         reference, in a few lines.
+      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
+        ``where=omp.Matrices(...)``.
 
     Returns:
       A transformation with a state for each link; a momentum and the functions that follow it have
@@ -64,6 +67,7 @@ def matrix_chain(
       >>> updates["dense"]["kernel"].shape
       (4, 8)
     """
+    where = where_of(where, fields)
     inner = [link.where for link in links if isinstance(link, MatrixTransformation)]
     where = one_of(inner if where is None else [where, *inner])
     parts = [part for link in links for part in parts_of(link)]

@@ -1,6 +1,6 @@
 """A whole optimizer of a rule for matrices."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import optax
 
@@ -9,7 +9,7 @@ from optax_muonplus._execution.apply import apply
 from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
 from optax_muonplus.transforms._matrix_chain import matrix_chain, parts_of
 from optax_muonplus.transforms._partition import nadamw, partition
-from optax_muonplus.transforms._where import Matrices
+from optax_muonplus.transforms._where import Matrices, MatricesFields
 
 
 def optimizer(
@@ -21,6 +21,7 @@ def optimizer(
     cautious_weight_decay: bool = False,
     others: optax.GradientTransformation | None = None,
     where: Matrices | None = None,
+    **fields: Unpack[MatricesFields],
 ) -> ChainTransformation:
     r"""A rule for the matrices with weight decay and learning rate, and Optax for everything else.
 
@@ -46,6 +47,7 @@ def optimizer(
         None means NAdamW at ``learning_rate``, without decay.
       where: which parameters are matrices, and where they lie; None means that of the rule, or the
         default rules.
+      **fields: as in :func:`optax_muonplus.matrix_chain`.
 
     Returns:
       A transformation for the whole tree of parameters. Its state is that of ``optax.partition``
@@ -83,6 +85,7 @@ def optimizer(
         decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
         scale_by_rate(learning_rate),
         where=where,
+        **fields,
         run=rule.run if isinstance(rule, MatrixTransformation) else apply,
     )
     return partition(matrices, others)

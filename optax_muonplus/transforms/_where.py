@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.record import ResolvedTree
@@ -82,6 +82,26 @@ class Matrices:
     def place(self, state: Any, tree: ResolvedTree) -> Any:
         """Returns the first state of parameters, sharded as they are."""
         return shard_like_params(state, tree)
+
+
+class MatricesFields(TypedDict, total=False):
+    """The attributes of :class:`Matrices` as keywords."""
+
+    rules: Rules
+    layer_axes: LayerAxes
+    weight_dimension_numbers: DimensionNumbersTree
+    sharding: ShardingTree
+
+
+def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | None:
+    """Returns the object, or one of its fields; raises ValueError for both."""
+    # optax.inject_hyperparams passes on under their name what ``**fields`` have collected.
+    chosen = {**fields, **fields.get("fields", {})}
+    chosen.pop("fields", None)
+    where = chosen.pop("where", where)
+    if where is not None and chosen:
+        raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
+    return Matrices(**chosen) if chosen else where
 
 
 def one_of(given: Sequence[Any]) -> Matrices:

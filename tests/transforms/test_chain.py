@@ -228,10 +228,28 @@ def test_a_function_of_each_entry_works_on_matrices_as_they_are_stored():
     assert "transpose[" not in str(program)
 
 
-@pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
-def test_matrices_pass_through_injected_hyperparameters(make):
+def test_fields_of_matrices_are_keywords_too():
     params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
-    options = {"where": omp.Matrices([("a/", omp.MuonDimensionNumbers(1, 0))])}
+    rules = [("a/", omp.MuonDimensionNumbers(1, 0))]
+
+    def update(link):
+        return link.update(params, link.init(params), params)[0]["a"]["kernel"]
+
+    wanted = update(omp.scale_by_muonplus(where=omp.Matrices(rules)))
+    links = (omp.momentum(), omp.orthogonalize(), omp.normalize(), omp.scale_by_shape())
+    for link in (omp.scale_by_muonplus(rules=rules), omp.matrix_chain(*links, rules=rules)):
+        np.testing.assert_array_equal(update(link), wanted)
+    with pytest.raises(ValueError, match="rules beside where=: give them"):
+        omp.orthogonalize(where=omp.Matrices(), rules=rules)
+
+
+@pytest.mark.parametrize("as_field", [True, False])
+@pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
+def test_matrices_pass_through_injected_hyperparameters(make, as_field):
+    """``inject_hyperparams`` hands on what ``**fields`` collect under that name."""
+    params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
+    rules = [("a/", omp.MuonDimensionNumbers(1, 0))]
+    options = {"rules": rules} if as_field else {"where": omp.Matrices(rules)}
     options |= {} if make is omp.scale_by_muonplus else {"learning_rate": 0.1}
 
     def update(tx):
@@ -239,5 +257,5 @@ def test_matrices_pass_through_injected_hyperparameters(make):
 
     injected = update(optax.inject_hyperparams(make)(**options))
     np.testing.assert_allclose(injected, update(make(**options)), rtol=1e-5)
-    del options["where"]
+    del options["rules" if as_field else "where"]
     assert np.abs(injected - update(make(**options))).max() > 1e-3
