@@ -206,3 +206,17 @@ def test_rules_of_a_list_may_match_nothing_and_ask_the_neighbours():
 def test_a_mesh_in_the_place_of_shardings_says_so():
     with pytest.raises(ValueError, match="sharding is a mesh, which does not say how each"):
         omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init({"up": jnp.ones((4, 6))})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bias"), [((4, 4, 6, 12), 6), ((4, 6, 12), 6), ((1, 1, 6, 12), 6), ((5, 5, 4, 8), 4)]
+)
+@pytest.mark.parametrize("name", ["up", "ConvTranspose_0"])
+def test_a_transposed_convolution_is_proposed_with_the_outputs_of_its_bias(kernel, bias, name):
+    params = nested_shapes(**{f"{name}__kernel": kernel, f"{name}__bias": (bias,)})
+    with pytest.raises(ValueError, match="No rule says") as caught:
+        omp.muon_dimension_numbers(params)
+    (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
+    rule = eval(line, {"omp": omp})
+    assert rule[1].output_axis == len(kernel) - 2
+    assert omp.muon_dimension_numbers(params, [rule])[name]["kernel"] == rule[1]
