@@ -147,8 +147,8 @@ def test_a_cache_that_was_stopped_is_not_read_as_whole(text, tmp_path, monkeypat
     config = DataConfig(paths=(str(text),), vocab_size=310)
     whole = prepare(config, quiet)
     [path] = tmp_path.rglob("index.json")
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps({**index, "complete": False, "sha256": {"train": [], "val": []}}))
+    index = json.loads(path.read_text())["index"] | {"complete": False, "train": [], "val": []}
+    path.write_text(json.dumps({"index": index}))
     assert prepare(config, quiet).key == whole.key
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pydoc_data import topics
 
@@ -29,7 +29,7 @@ COMMENT = re.compile(r"(?:^[ \t]*#[^\n]*\n)+", re.MULTILINE)
 SHORTEST_PARAGRAPH = 80  # characters; shorter ones are headings and lists
 
 
-def read(config: DataConfig) -> list[str]:
+def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> list[str]:
     """The documents, in an order that depends only on their content.
 
     Copies of a text count once, so that no copy is in both the training and the validation text.
@@ -37,14 +37,18 @@ def read(config: DataConfig) -> list[str]:
     if config.source == "documentation" and not config.paths:
         return sorted(paragraphs(standard_library()), key=digest)
     named = named_files(config.paths) if config.paths else standard_library()
-    found, room = set[str](), config.max_bytes
+    found, room, copies = set[str](), config.max_bytes, 0
     for path in sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size))):
         for text in texts(path, room, config.text_field) if room > 0 else ():
             content = text.encode()
-            found.add(content[:room].decode(errors="ignore"))
+            kept = content[:room].decode(errors="ignore")
+            copies += len(kept.encode()) if kept in found else 0
+            found.add(kept)
             room -= len(content)
             if room <= 0:
                 break
+    if copies > 0.01 * (config.max_bytes - max(room, 0)):
+        say(f"{copies:,} bytes are copies of other documents, and are left out.")
     # Documents are cut to at most a quarter of the validation text, so that the split comes out
     # near the wanted share even for a single file.
     longest = max(SHORTEST_PIECE, int(config.val_fraction * sum(map(len, found)) / 4))

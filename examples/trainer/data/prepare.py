@@ -48,7 +48,7 @@ def prepare(config: DataConfig, say: Say) -> Dataset:
 
 def prepare_files(config: DataConfig, say: Say) -> Dataset:
     """The text of files, which is tokenized again if its folder is damaged."""
-    documents = corpus.read(config)
+    documents = corpus.read(config, say)
     given = tokenizer.named(config.tokenizer, config.end_token) if config.tokenizer else None
     made_by = given.to_str() if given else config.vocab_size
     content = "\0".join([f"{made_by} {config.val_fraction}", *documents])
@@ -109,6 +109,16 @@ def stream(start: int) -> Iterator[str]:
         ) from None
 
 
+@dataclass(frozen=True)
+class Shard:
+    """A file of tokens."""
+
+    sha256: str
+    """Hash of the tokens."""
+    bytes: int
+    """Size in UTF-8 of the text that they stand for."""
+
+
 @dataclass
 class Index:
     """What `index.json` holds."""
@@ -118,10 +128,11 @@ class Index:
     read: int = 0
     """Documents of the source that are in the files."""
     complete: bool = False
-    bytes: dict[str, int] = field(default_factory=lambda: {"train": 0, "val": 0})
-    """Size in UTF-8 of the text of each split."""
-    sha256: dict[str, list[str]] = field(default_factory=lambda: {"train": [], "val": []})
-    """Hashes of the tokens in each file."""
+    train: list[Shard] = field(default_factory=list)
+    val: list[Shard] = field(default_factory=list)
+
+    def shards(self, split: str) -> list[Shard]:
+        return self.train if split == "train" else self.val
 
 
 class Writer:
@@ -135,6 +146,8 @@ class Writer:
         self.tokens = len(open_split(folder, "train", self.index, self.dtype).ids)
         """Tokens of training text, those that wait included."""
         self.waiting: dict[str, list[np.ndarray]] = {"train": [], "val": []}
+        self.bytes = {"train": 0, "val": 0}
+        """Of the text that waits."""
 
     def fill(
         self, texts: Iterable[str], split_of: Callable[[str], str], limit: float = math.inf
@@ -146,7 +159,7 @@ class Writer:
                 return
             split = split_of(text)
             self.waiting[split].append(np.asarray(ids, self.dtype))
-            self.index.bytes[split] += len(text.encode())
+            self.bytes[split] += len(text.encode())
             self.index.read += 1
             self.tokens += len(ids) if split == "train" else 0
             size[split] += len(ids)
@@ -158,11 +171,12 @@ class Writer:
         """Writes what waits of each split as a file, and then the index that has them."""
         for split, pieces in self.waiting.items():
             if pieces:
-                ids, hashes = np.concatenate(pieces), self.index.sha256[split]
-                token_files.write(self.folder / shard(split, len(hashes)), ids)
-                hashes.append(hash_of(ids.data))
+                ids, shards = np.concatenate(pieces), self.index.shards(split)
+                token_files.write(self.folder / shard(split, len(shards)), ids)
+                shards.append(Shard(hash_of(ids.data), self.bytes[split]))
                 pieces.clear()
-        content = json.dumps(asdict(self.index), indent=1)
+                self.bytes[split] = 0
+        content = json.dumps({"index": asdict(self.index)}, indent=1)
         files.write_atomically(self.folder / INDEX, content.encode())
         self.say(f"  {self.tokens:,} training tokens")
 
@@ -185,10 +199,12 @@ def read_index(folder: Path) -> Index | None:
     path = folder / INDEX
     files.check_regular(path)
     try:
-        return Index(**json.loads(path.read_bytes()))
+        fields = json.loads(path.read_bytes())["index"]
+        shards = {split: [Shard(**x) for x in fields[split]] for split in ("train", "val")}
+        return Index(**(fields | shards))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise DamagedFileError(f"{path} is no index ({error}). {REMEDY}") from None
 
 
@@ -209,12 +225,13 @@ def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
 
 def open_split(folder: Path, split: str, index: Index, dtype: np.dtype) -> Tokens:
     """A split of the text. Unless it is large, all tokens are read and hashed."""
-    hashes = index.sha256[split]
+    shards = index.shards(split)
+    hashes = [x.sha256 for x in shards]
     parts = [token_files.open_file(folder / shard(split, i), dtype) for i in range(len(hashes))]
     if sum(map(len, parts)) * dtype.itemsize <= HASHED_BYTES:
         for part, expected in zip(parts, hashes, strict=True):
             check_hash(part.path, part[:].data, expected)
-    return token_files.joined(parts, index.bytes[split], hashes)
+    return token_files.joined(parts, sum(x.bytes for x in shards), hashes)
 
 
 def check_hash(path: Path, content: bytes | memoryview, expected: str) -> None:

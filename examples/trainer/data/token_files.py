@@ -27,6 +27,7 @@ KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 BLOCK = 2**20  # tokens that are looked at together
 LOOKED = 2**26  # tokens of each file that are compared with the vocabulary
 ROW = 2**12  # tokens that are decoded together
+ENOUGH = 32  # tokens above 0: in no text of 16-bit tokens every second one is 0 so often by chance
 ENDS_BYTES = 2**20  # of a file, which stand for its content
 
 
@@ -95,6 +96,14 @@ class Joined:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
+class Meta(NamedTuple):
+    """What is known of a tokenized text without its tokens."""
+
+    tokens: int
+    bytes: int
+    sha256: str
+
+
 class Tokens(NamedTuple):
     """A tokenized text."""
 
@@ -103,6 +112,10 @@ class Tokens(NamedTuple):
     """Size in UTF-8 of the text, for bits per byte; 0 for training text of .bin files."""
     sha256: str
     """Hash of the hashes of its files."""
+
+    @property
+    def meta(self) -> Meta:
+        return Meta(len(self.ids), self.bytes, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -193,7 +206,14 @@ def bins(paths: Sequence[str], split: str) -> list[Path]:
 
 
 def check_ids(found: TokenFile, words: int) -> None:
-    """Refuses tokens that are not in a vocabulary of so many words."""
+    """Refuses tokens that are not in a vocabulary of so many words, and wider numbers."""
+    first = found[:BLOCK]
+    if not found.offset and np.count_nonzero(first) >= ENOUGH and not first[1::2].any():
+        raise UserError(
+            f"{found.path} seems to hold numbers of more bits than {found.dtype.name}, as every"
+            " second one is 0. Write it again as that, by np.fromfile(PATH, TYPE)"
+            f".astype({found.dtype.str!r}).tofile(PATH), or with the header of llm.c."
+        )
     for start in range(0, min(len(found), LOOKED), BLOCK):
         if (largest := found[start : start + BLOCK].max()) >= words:
             raise DamagedFileError(

@@ -127,5 +127,11 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
 
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """The ids of each text."""
-    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    try:
+        found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except Exception as error:  # the package raises nothing narrower
+        raise UserError(
+            f"the tokenizer cannot encode some text ({error}): give one that has tokens for all"
+            " bytes, or omit it to train one."
+        ) from None
     return [encoding.ids for encoding in found]
