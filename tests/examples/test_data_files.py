@@ -176,3 +176,15 @@ def test_files_with_a_given_tokenizer(text, tmp_path, monkeypatch):
     assert decoded == "".join("<|endoftext|>" + document for document in train)
     size = sum(len(document.encode()) for document in read(text))
     assert again.train.bytes + again.val.bytes == size
+
+
+def test_copies_of_documents_are_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [
+        json.dumps({"text": f"Row {i}: {i * i} foxes and {i * 7} dogs sleep."}) for i in range(99)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows * 3))
+    said = []
+    found = prepare(DataConfig(paths=(str(tmp_path / "rows.jsonl"),), vocab_size=300), said.append)
+    assert any("bytes are copies of other documents" in line for line in said)
+    assert found.train.meta == (len(found.train.ids), found.train.bytes, found.train.sha256)

@@ -169,3 +169,10 @@ def test_wider_numbers_without_a_header_are_refused(tmp_path, kind):
     np.arange(1, 100, dtype=kind).tofile(path)
     with pytest.raises(UserError, match="numbers of more bits than uint16"):
         token_files.check_ids(token_files.open_file(path, np.dtype("<u2")), 300)
+
+
+def test_characters_of_nanogpt_are_refused(tmp_path):
+    (tmp_path / "meta.pkl").touch()
+    np.arange(9, dtype="<u2").tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"meta.pkl says that these tokens are nanoGPT's"):
+        token_files.bins([str(tmp_path)], "train")

@@ -191,6 +191,11 @@ def read_bins(paths: Mapping[str, Sequence[Path]], tokenizer: Tokenizer) -> Data
 
 def bins(paths: Sequence[str], split: str) -> list[Path]:
     """The .bin files with `train` or `val` in their names, of those given and in folders given."""
+    if characters := [x / "meta.pkl" for x in map(Path, paths) if (x / "meta.pkl").exists()]:
+        raise UserError(
+            f"{characters[0]} says that these tokens are nanoGPT's characters, which no tokenizer"
+            " here knows. Give the text itself as --data.paths, without --data.source bin."
+        )
     inside = [sorted(x.iterdir()) if x.is_dir() else [x] for x in map(Path, paths)]
     found = [
         path
