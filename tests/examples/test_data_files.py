@@ -180,9 +180,7 @@ def test_files_with_a_given_tokenizer(text, tmp_path, monkeypatch):
 
 def test_copies_of_documents_are_said(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = [
-        json.dumps({"text": f"Row {i}: {i * i} foxes and {i * 7} dogs sleep."}) for i in range(99)
-    ]
+    rows = [json.dumps({"text": f"Row {i}: {i * i} foxes sleep."}) for i in range(99)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows * 3))
     said = []
     found = prepare(DataConfig(paths=(str(tmp_path / "rows.jsonl"),), vocab_size=300), said.append)

@@ -163,10 +163,9 @@ def test_pipes_and_nothing_are_refused(words, tmp_path):
         opened(tmp_path, path)
 
 
-@pytest.mark.parametrize("kind", ["uint32", "int64"])
-def test_wider_numbers_without_a_header_are_refused(tmp_path, kind):
+def test_wider_numbers_without_a_header_are_refused(tmp_path):
     path = tmp_path / "train.bin"
-    np.arange(1, 100, dtype=kind).tofile(path)
+    np.arange(1, 100, dtype="int64").tofile(path)
     with pytest.raises(UserError, match="numbers of more bits than uint16"):
         token_files.check_ids(token_files.open_file(path, np.dtype("<u2")), 300)
 
