@@ -7,39 +7,40 @@ from optax_muonplus import coefficients as coefficients
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import rules as rules
-from optax_muonplus import transforms as transforms
 from optax_muonplus._chain.layout import MatrixSpec as MatrixSpec
 from optax_muonplus._chain.layout import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus._links.links import momentum as momentum
+from optax_muonplus._links.links import normalize as normalize
+from optax_muonplus._links.links import orthogonalize as orthogonalize
+from optax_muonplus._links.links import scale_by_muonplus as scale_by_muonplus
+from optax_muonplus._links.links import scale_by_shape as scale_by_shape
+from optax_muonplus._links.matrix_chain import matrix_chain as matrix_chain
+from optax_muonplus._links.optimizer import optimizer as optimizer
+from optax_muonplus._links.where import Matrices as Matrices
+from optax_muonplus._links.where import partition_labels as partition_labels
 from optax_muonplus._params.reader import muon_dimension_numbers as muon_dimension_numbers
 from optax_muonplus.describe import describe as describe
 from optax_muonplus.muonplus import PAPER as PAPER
 from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
-from optax_muonplus.transforms._links import momentum as momentum
-from optax_muonplus.transforms._links import normalize as normalize
-from optax_muonplus.transforms._links import orthogonalize as orthogonalize
-from optax_muonplus.transforms._links import scale_by_muonplus as scale_by_muonplus
-from optax_muonplus.transforms._links import scale_by_shape as scale_by_shape
-from optax_muonplus.transforms._matrix_chain import matrix_chain as matrix_chain
-from optax_muonplus.transforms._optimizer import optimizer as optimizer
-from optax_muonplus.transforms._where import Matrices as Matrices
-from optax_muonplus.transforms._where import partition_labels as partition_labels
 
 __version__ = "0.3.0"
 # Their first use imports them: a room, or a function of a file.
 _LATER = {
     "contrib": "contrib",
-    "learning_rate": "transforms._learning_rate",
+    "learning_rate": "_links.learning_rate",
     "per_head": "heads",
     "take_over": "convert",
+    "transforms": "transforms",
 }
 __all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))})
 
 if _TYPE_CHECKING:
     from optax_muonplus import contrib as contrib
+    from optax_muonplus import transforms as transforms
+    from optax_muonplus._links.learning_rate import learning_rate as learning_rate
     from optax_muonplus.convert import take_over as take_over
     from optax_muonplus.heads import per_head as per_head
-    from optax_muonplus.transforms._learning_rate import learning_rate as learning_rate
 else:  # a type checker would take every name for one of the module's
 
     def __getattr__(name: str) -> object:

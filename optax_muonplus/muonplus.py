@@ -10,7 +10,6 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus import transforms
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.program import DualNorm
@@ -20,12 +19,13 @@ from optax_muonplus._core.newton_schulz import Preconditioning
 from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
+from optax_muonplus._links.decay import check_rate
+from optax_muonplus._links.matrix_chain import matrix_chain
+from optax_muonplus._links.optimizer import optimizer
+from optax_muonplus._links.partition import nadamw
+from optax_muonplus._links.where import Matrices
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.sharding import ShardingTree
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
-from optax_muonplus.transforms._matrix_chain import matrix_chain
-from optax_muonplus.transforms._partition import nadamw, partition
-from optax_muonplus.transforms._where import Matrices
 
 # The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
 # code's, as are AdamW's two decays of the moments.
@@ -190,27 +190,31 @@ def muonplus(
     check_rate(learning_rate, weight_decay)
     placed = sharding
     if state_sharding is not None:
-        placed = transforms.state_layout(sharding, state_sharding)
-    matrices = matrix_chain(
+        from optax_muonplus import zero1  # its first use imports it
+
+        placed = zero1.state_layout(sharding, state_sharding)
+    rule = matrix_chain(
         Momentum(beta, nesterov, bias_correction, mu_dtype),
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
         Normalize(norm, norm_eps, match_frobenius),
         *([DualNorm()] if adaptive else []),
         ScaleByShape(shape_scale, consistent_rms),
-        decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
-        scale_by_rate(learning_rate),
-        where=Matrices(rules, layer_axes, muon_weight_dimension_numbers, placed),
     )
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
     if others is None:
-        rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-        others = nadamw(rate, *adam)
+        others = nadamw(learning_rate if adam_learning_rate is None else adam_learning_rate, *adam)
     elif not all(map(_is_default, (*adam, adam_learning_rate), _ADAM)):
         raise ValueError("Arguments of AdamW would change nothing beside others=. Give them there.")
-    optimizer = partition(matrices, others)
-    if state_sharding is None:
-        return optimizer
-    return transforms.shard_state(optimizer, sharding, state_sharding)
+    made = optimizer(
+        rule,
+        learning_rate,
+        weight_decay,
+        weight_decay_mask,
+        cautious_weight_decay=cautious_weight_decay,
+        others=others,
+        where=Matrices(rules, layer_axes, muon_weight_dimension_numbers, placed),
+    )
+    return made if state_sharding is None else zero1.shard_state(made, sharding, state_sharding)
 
 
 def _is_default(value: Any, default: Any) -> bool:

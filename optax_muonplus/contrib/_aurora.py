@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided
 from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
@@ -95,7 +96,7 @@ def scale_by_aurora(
     of one of 5; of square matrices, of one. This follows the code. The paper's algorithm 3 starts
     each round at the last factor, and the paper has it for the MLP's up and gate matrices only.
     """
-    return transforms.matrix_chain(momentum, factor, scale)
+    return omp.matrix_chain(momentum, factor, scale)
 
 
 def aurora(
@@ -105,13 +106,13 @@ def aurora(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Aurora on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.05 in the code, with weight decay 0.025.
     """
-    return transforms.optimizer(
+    return omp.optimizer(
         rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

@@ -13,6 +13,7 @@ import jax.core
 import jax.numpy as jnp
 import optax
 
+import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided, matrix_axes, matrix_norm, norm_over
 from optax_muonplus.polar import Orthogonalize
@@ -23,7 +24,7 @@ def scale_by_muon(
     momentum: Momentum = Momentum(), polar_factor: Orthogonalize = Orthogonalize()
 ) -> transforms.MatrixTransformation:
     """The matrix part of Muon without its factor by shape, of which Hyperball sees nothing."""
-    return transforms.matrix_chain(momentum, polar_factor)
+    return omp.matrix_chain(momentum, polar_factor)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ def hyperball(
     rule: Part = scale_by_muon(),
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Hyperball around a rule on the matrices, NAdamW or ``others`` on everything else.
@@ -114,6 +115,6 @@ def hyperball(
     ``rule`` is Muon by default, which makes it MuonH; with ``NorMuon()`` it is NorMuonH. The
     matrices have no weight decay. marin's code has :func:`adamh` for the head.
     """
-    chain = transforms.matrix_chain(rule, Hyperball(learning_rate))
+    chain = omp.matrix_chain(rule, Hyperball(learning_rate))
     others = transforms.nadamw(learning_rate) if others is None else others
-    return transforms.optimizer(chain, None, others=others, where=where, **fields)
+    return omp.optimizer(chain, None, others=others, where=where, **fields)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import RMS, divided
 from optax_muonplus.matrices import NOT_NEGATIVE
@@ -120,13 +121,13 @@ def mano(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Mano on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1.
     """
-    return transforms.optimizer(
+    return omp.optimizer(
         rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.matrices import NOT_NEGATIVE, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
@@ -77,7 +78,7 @@ def scale_by_muoneq(
     State and products are Muon's. The code can begin with ``"both"`` and go on with ``"row"``; here
     one of them holds for all steps.
     """
-    return transforms.matrix_chain(momentum, balance, polar_factor, scale)
+    return omp.matrix_chain(momentum, balance, polar_factor, scale)
 
 
 def muoneq(
@@ -87,13 +88,13 @@ def muoneq(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonEq on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 1e-3 in the code, with weight decay 0.1 and both decays of AdamW 0.95.
     """
-    return transforms.optimizer(
+    return omp.optimizer(
         rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

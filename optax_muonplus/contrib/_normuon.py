@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, divided, matrix_axes
@@ -128,13 +129,13 @@ def normuon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
-    return transforms.optimizer(
+    return omp.optimizer(
         rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

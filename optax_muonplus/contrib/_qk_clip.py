@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+import optax_muonplus as omp
 from optax_muonplus.matrices import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.transforms import LeafInfo, Matrices, flatten_tree
+from optax_muonplus.transforms import LeafInfo, flatten_tree
 
 Fused = Literal["blocks", "by_head"]
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
@@ -53,7 +54,7 @@ def qk_clip(
     *,
     head_size: int | None = None,
     fused: Fused | None = None,
-    where: Matrices | None = None,
+    where: omp.Matrices | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""QK-clip of MuonClip: bounds attention logits by scaling queries and keys, head by head.
 
@@ -107,7 +108,7 @@ def qk_clip(
     if fused is not None:
         check_word("fused", fused, get_args(Fused))
     size = None if head_size is None else known_count("head_size", head_size)
-    read = (where or Matrices()).read
+    read = (where or omp.Matrices()).read
 
     def init_fn(params: optax.Params) -> optax.EmptyState:
         _modules(read(params).leaves, size, fused)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import optax_muonplus as omp
 from optax_muonplus import transforms
 from optax_muonplus.coefficients import TABLES
 from optax_muonplus.matrices import MatrixFunction, ScaleByShape, matrix_function, static
@@ -73,7 +74,7 @@ def scale_by_turbo_muon(
       polar_factor: the rows of the code are the last four of ``"dion"``.
       scale: the factor by shape.
     """
-    return transforms.matrix_chain(momentum, OutputsScaled(polar_factor), scale)
+    return omp.matrix_chain(momentum, OutputsScaled(polar_factor), scale)
 
 
 def turbo_muon(
@@ -83,13 +84,13 @@ def turbo_muon(
     weight_decay_mask: Any = None,
     *,
     others: optax.GradientTransformation | None = None,
-    where: transforms.Matrices | None = None,
+    where: omp.Matrices | None = None,
     **fields: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Turbo-Muon on the matrices, NAdamW or ``others`` on everything else.
 
     The learning rate is 0.02 in the code.
     """
-    return transforms.optimizer(
+    return omp.optimizer(
         rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
     )

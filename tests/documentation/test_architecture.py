@@ -20,7 +20,7 @@ FLOORS = """
 _core
 _chain
 _params _execution coefficients
-heads rules
+_links heads rules
 zero1 int8 bfloat16 matrices polar
 transforms
 muonplus contrib convert

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus.transforms._decay import cautious_decay
+from optax_muonplus._links.decay import cautious_decay
 from tests.support.oracle_runs import (
     DIMS,
     SHAPES,

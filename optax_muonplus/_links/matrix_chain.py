@@ -16,7 +16,7 @@ from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.scale import ScaleByShape
 from optax_muonplus._execution.apply import apply
-from optax_muonplus.transforms._where import Matrices, MatricesFields, one_of, where_of
+from optax_muonplus._links.where import Matrices, MatricesFields, one_of, where_of
 
 
 def matrix_chain(

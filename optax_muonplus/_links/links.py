@@ -14,8 +14,8 @@ from optax_muonplus._core.newton_schulz import Preconditioning
 from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
-from optax_muonplus.transforms._matrix_chain import matrix_chain
-from optax_muonplus.transforms._where import Matrices, MatricesFields
+from optax_muonplus._links.matrix_chain import matrix_chain
+from optax_muonplus._links.where import Matrices, MatricesFields
 
 
 def momentum(

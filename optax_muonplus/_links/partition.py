@@ -13,7 +13,7 @@ from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformatio
 from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._core.precision import saturating_cast
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, real, scale_by_rate
+from optax_muonplus._links.decay import check_rate, decayed_weights, real, scale_by_rate
 
 
 def partition(

@@ -6,10 +6,10 @@ import optax
 
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._execution.apply import apply
-from optax_muonplus.transforms._decay import check_rate, decayed_weights, scale_by_rate
-from optax_muonplus.transforms._matrix_chain import matrix_chain, parts_of
-from optax_muonplus.transforms._partition import nadamw, partition
-from optax_muonplus.transforms._where import Matrices, MatricesFields
+from optax_muonplus._links.decay import check_rate, decayed_weights, scale_by_rate
+from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
+from optax_muonplus._links.partition import nadamw, partition
+from optax_muonplus._links.where import Matrices, MatricesFields
 
 
 def optimizer(
