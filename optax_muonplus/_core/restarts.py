@@ -18,7 +18,6 @@ class Restarts(NamedTuple):
     """Steps, counted from 0, that compute the Gram matrix again, by the precision of products."""
 
     float32: tuple[int, ...]
-    bfloat16_x3: tuple[int, ...]  # each of three products of bfloat16 parts
     float16: tuple[int, ...]  # operands and results
     bfloat16: tuple[int, ...]  # every step, unless others were found to be as exact as that
 
@@ -36,28 +35,25 @@ def every_step(steps: int) -> tuple[int, ...]:
     return tuple(range(1, steps))
 
 
-# For each table four columns: restarts of one step, of two and so on in float32, with three
-# products and in float16, which were found by simulating the rounding of products; and restarts in
-# bfloat16 by the number of steps. The last were found by trying: with them the result was as near
-# to the float64 polynomial as that of the plain iteration, for singular values of five kinds.
+# For each table three columns: restarts of one step, of two and so on in float32 and in float16,
+# which were found by simulating the rounding of products; and restarts in bfloat16 by the number of
+# steps. The last were found by trying: with them the result was as near to the float64 polynomial
+# as that of the plain iteration, for singular values of five kinds.
 _Column = Sequence[tuple[int, ...]]
-_TABLES: dict[str, tuple[_Column, _Column, _Column, dict[int, tuple[int, ...]]]] = {
+_TABLES: dict[str, tuple[_Column, _Column, dict[int, tuple[int, ...]]]] = {
     "jordan": (
         (*[()] * 5, (3,), (4,), (4,)),
-        (*[()] * 4, (3,), (3,), (4,), (4,)),
         (*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
         {5: (1, 3), 6: (1, 2, 4)},
     ),
-    "you": ([()] * 6, (*[()] * 4, (2,), (2,)), (*[()] * 3, (2,), (2,), (2,)), {5: (1, 3)}),
-    "dion": ([()] * 5, [()] * 5, (*[()] * 3, (2,), (2,)), {5: (1, 2, 4)}),
+    "you": ([()] * 6, (*[()] * 3, (2,), (2,), (2,)), {5: (1, 3)}),
+    "dion": ([()] * 5, (*[()] * 3, (2,), (2,)), {5: (1, 2, 4)}),
     "polar_express": (
         (*[()] * 6, (2,), (2,)),
-        (*[()] * 3, *[(2,)] * 5),
         ((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
         {},
     ),
     "cubic": (
-        [()] * 8,
         [()] * 8,
         (*[()] * 4, (1,), (1,), (2,), (2,)),
         {4: (2, 3), 5: (2, 3), 6: (2, 3, 5), 7: (2, 3, 5), 8: (2, 3, 5)},

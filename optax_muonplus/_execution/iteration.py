@@ -1,8 +1,8 @@
 r"""The Newton-Schulz iteration as it runs; ``method.newton_schulz`` defines what it computes.
 
-It is either plain or on the Gram matrix, in one loop. If the shorter side of X
-is the left one, a step multiplies X from the left by a polynomial P of the Gram matrix R. All of
-these matrices commute, so that R and P alone give the next Gram matrix:
+It is either plain or on the Gram matrix, in one loop. If the shorter side of X is the left one, a
+step multiplies X from the left by a polynomial P of the Gram matrix R. All of these matrices
+commute, so that R and P alone give the next Gram matrix:
 
 .. math::
   P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad
@@ -25,7 +25,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from optax_muonplus._core.coefficients import Row
@@ -38,7 +37,15 @@ from optax_muonplus._core.precision import (
     scale_by_pow2,
     sum_of_squares,
 )
-from optax_muonplus._execution.products import Products, Scale, Square, diagonal, part, rounded
+from optax_muonplus._execution.products import (
+    Products,
+    Scale,
+    Square,
+    diagonal,
+    is_positive,
+    part,
+    rounded,
+)
 
 # The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
 # at most 4 x 64^2, a quarter of float16's range.
@@ -49,8 +56,7 @@ _NORM = 64.0
 class Iteration:
     """All choices for the iteration of matrices of one shape and dtype on one platform."""
 
-    # One for each step; or a table, whose last row serves all further steps of a traced number.
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # one for each step
     restarts: tuple[int, ...]  # steps, counted from 0, that compute the Gram matrix again
     safety_factor: float  # multiplies the norm
     preconditioning: Preconditioning  # the norm that divides
@@ -75,17 +81,14 @@ def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, .
     return sum(2 * math.prod(dimensions) for dimensions in product_shapes(shape, rows, restarts))
 
 
+# Under jax.jit it is compiled once for each shape also if the caller is not jitted.
+@functools.partial(jax.jit, static_argnames="iteration")
 def iterate(
-    x: Matrices,
-    eps: ArrayLike,
-    steps: jax.Array | None,
-    iteration: Iteration,
-    largest: Scale | None = None,
+    x: Matrices, eps: ArrayLike, iteration: Iteration, largest: Scale | None = None
 ) -> Matrices:
     """Runs an iteration, with ``eps`` added to the norm that divides.
 
-    A traced number of ``steps`` needs a restart at each; None is one step for each row. The
-    ``largest`` absolute values of matrices are found in a pass over ``x`` if they are not known.
+    The ``largest`` absolute values of matrices are found in a pass over ``x`` if not known.
     """
     rows, products = iteration.rows, iteration.products
     operand, dtype = products.operand, products.dtype
@@ -104,43 +107,14 @@ def iterate(
     scale = _scale(y, gram, scaled_eps, *norm) * products.factor
     if not products.saves_passes:
         gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
-    if steps is None:
-        rows = _monic(rows, iteration.restarts) if products.saves_passes else rows
-        # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
-        for start, stop in _segments(len(rows), iteration.restarts):
-            if start:
-                gram, scale = products.gram(y), None
-            y = products.segment(y, gram, rows[start:stop], scale)
-    else:
-        table = np.asarray(rows, magnitude.dtype)
-
-        def step(i: jax.Array, y: jax.Array) -> jax.Array:
-            gram = products.gram(y)
-            row = jnp.asarray(table)[jnp.minimum(i, len(rows) - 1)]
-            return products.segment(y, gram, [row])
-
-        y = jax.lax.fori_loop(1, steps, step, products.segment(y, gram, rows[:1], scale))
+    rows = _monic(rows, iteration.restarts) if products.saves_passes else rows
+    # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
+    for start, stop in _segments(len(rows), iteration.restarts):
+        if start:
+            gram, scale = products.gram(y), None
+        y = products.segment(y, gram, rows[start:stop], scale)
     y = part(y, x.shape[-2:]).astype(dtype) / products.factor
     return y.astype(x.dtype).reshape(x.shape)
-
-
-# Under jax.jit it is compiled once for each shape also if the caller is not jitted. Otherwise a
-# loop, or a choice by the platform, would be compiled again at every call.
-@functools.partial(jax.jit, static_argnames="iterations")
-def iterate_on_its_platform(
-    x: Matrices,
-    eps: ArrayLike,
-    steps: jax.Array | None,
-    iterations: tuple[Iteration, ...],
-    largest: Scale | None = None,
-) -> Matrices:
-    """Runs the only iteration, or the one of the platform: they are those of ``PLATFORMS``."""
-    works = {one: functools.partial(iterate, iteration=one, largest=largest) for one in iterations}
-    if len(works) == 1:
-        return works[iterations[0]](x, eps, steps)
-    cpu, tpu, gpu = (works[one] for one in iterations)
-    named = {"cpu": cpu} if tpu is gpu else {"cpu": cpu, "tpu": tpu}
-    return jax.lax.platform_dependent(x, eps, steps, **named, default=gpu)
 
 
 @functools.partial(jax.jit, static_argnames="operand", inline=True)
@@ -194,17 +168,13 @@ def _monic(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> tuple[Row, ...]:
     made, t = list(rows), 1.0
     for start, stop in reversed(_segments(len(rows), restarts)):
         row = rows[stop - 1]
-        if 0 < start == stop - 1 and _is_positive(row):
+        if 0 < start == stop - 1 and is_positive(row):
             a, b, c = row
             t = (t / c) ** 0.2
             made[start] = a / (c * t**4), b / (c * t**2), 1.0
         else:
             made[stop - 1], t = tuple(c / t for c in row), 1.0
     return tuple(made)
-
-
-def _is_positive(row: Row) -> bool:
-    return len(row) == 3 and row[2] > 0 and row[1] ** 2 <= 4 * row[0] * row[2]
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)

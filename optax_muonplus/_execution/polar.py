@@ -4,11 +4,9 @@ The Gram iteration needs more exact products than the plain one, and restarts th
 precision:
 
 - float32 and wider: on a CPU products are exact. On accelerators JAX's default is TF32, or
-  operands rounded to bfloat16, which is enough for the plain iteration only. There ``"gram"`` uses
-  three products of bfloat16 parts, whose errors are several times smaller than those of plain TF32.
-  ``"auto"`` stays plain: three products take 3/2 of the time of TF32, more than the Gram iteration
-  saves. If JAX is told to make exact products
-  (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form there too.
+  operands rounded to bfloat16, which is enough for the plain iteration only: ``"auto"`` stays
+  plain there, and ``"gram"`` makes exact products. If JAX is told to make these anyway
+  (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form.
 - float16: both forms, on GPUs. Errors of the Gram iteration are below those of plain bfloat16.
 - bfloat16: both, for the tables that have restarts with which the Gram iteration is as exact as the
   plain one. It rounds more often than in float16, so that it restarts more often.
@@ -19,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -30,19 +27,18 @@ from optax_muonplus._core.restarts import every_step
 from optax_muonplus._execution import products
 from optax_muonplus._execution.iteration import (
     Iteration,
-    iterate_on_its_platform,
+    iterate,
     operations,
     product_shapes,
     range_factor,
 )
-from optax_muonplus._execution.loops import PLATFORMS, Platform, platform_of
+from optax_muonplus._execution.loops import Platform, platform_of
 from optax_muonplus._execution.products import Precision, Products
 
 Function = TypeVar("Function")  # or a program of functions
 
 DEFAULT = Orthogonalize()
 EXACT = jax.lax.Precision.HIGHEST
-BFLOAT16_X3 = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
 
 
 @matrix_function
@@ -51,7 +47,7 @@ class FastPolar(MatrixFunction):
 
     Attributes:
       options: what is computed.
-      platform: which the products are written for; None is the one that the program is lowered for.
+      platform: which the products are written for; None is that of JAX's default backend.
       largest: the largest absolute values of the matrices, ``(batch, 1, 1)``; None if not known.
     """
 
@@ -60,11 +56,11 @@ class FastPolar(MatrixFunction):
     largest: jax.Array | None = None
 
     def __call__(self, x: Matrices) -> Matrices:
-        platforms = PLATFORMS if self.platform is None else (self.platform,)
-        iterations = tuple(self.iteration(platform, x.shape, x.dtype) for platform in platforms)
-        options = self.options
-        steps = options.ns_steps if isinstance(options.ns_steps, jax.core.Tracer) else None
-        return iterate_on_its_platform(x, options.eps, steps, iterations, self.largest)
+        if not isinstance(self.options.ns_steps, int):  # the definition loops over traced steps
+            return self.options(x)
+        platform = self.platform or platform_of(jax.default_backend())
+        iteration = self.iteration(platform, x.shape, x.dtype)
+        return iterate(x, self.options.eps, iteration, self.largest)
 
     @property
     def takes_largest(self) -> bool:
@@ -159,7 +155,7 @@ def choose_algorithm(
         return gram if polar == "gram" or fewer else plain
 
     # Where no restarts are known, the plain iteration is taken.
-    float32, bfloat16_x3, float16, bfloat16 = options.restarts or [plain] * 4
+    float32, float16, bfloat16 = options.restarts or [plain] * 3
     on_cpu = platform == "cpu"
     if not holds_float32(operand):
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
@@ -173,19 +169,15 @@ def choose_algorithm(
         "highest",
         "float32",
     )
-    if is_exact or sums in (jnp.float64, jnp.complex128):
+    if is_exact or polar == "gram" or sums in (jnp.float64, jnp.complex128):
         return exact
-    if polar == "gram":
-        # Three products are defined for real numbers.
-        split = not on_cpu and sums == jnp.float32
-        return (cheaper(bfloat16_x3), BFLOAT16_X3, False) if split else exact
     return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
 
 
 def for_platform(function: Function, platform: Platform | None = None) -> Function:
     """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
 
-    ``platform`` is where it runs; None is the platform that the program is lowered for.
+    ``platform`` is where it runs; None is that of JAX's default backend.
     """
 
     def fast(x: Any) -> Any:
@@ -208,8 +200,8 @@ def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
 
     This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
     operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Where rounding errors in R would
-    grow, R is computed again from X. Float32 products are exact on a CPU and made of three bfloat16
-    ones on accelerators, since the iteration may diverge in TF32. In float16 the result is nearer
+    grow, R is computed again from X. Float32 products are exact, also on accelerators, since the
+    iteration may diverge in TF32. In float16 the result is nearer
     to the polynomial than the plain iteration in bfloat16, and in bfloat16 as near, for the tables
     that have such restarts.
 

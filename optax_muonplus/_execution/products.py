@@ -1,12 +1,9 @@
 """The matrix products of the iteration: operands in one dtype, sums in float32 at least.
 
-Products have JAX's default precision or one of three others:
+Products have JAX's default precision or one of two others:
 
 - Float32 in full, ``HIGHEST``. A GPU has no matrix units for it: 67 TFLOP/s of an H100, where
   bfloat16 has 989 (NVIDIA's data sheet).
-- Float32 as three products of bfloat16 parts, ``BF16_BF16_F32_X3``: ``a b ~ a1 b1 + a1 b2 + a2
-  b1``, where ``a1`` is ``a`` rounded to bfloat16 and ``a2`` is the rest, rounded. Its rounding unit
-  is about 2^-16. It takes the place of ``HIGHEST`` on accelerators where that is enough.
 - Half precision.
 
 ``compute_dtype=bfloat16`` means: products of bfloat16 matrices, summed in float32 and rounded to
@@ -42,7 +39,7 @@ Square = jax.Array  # (*batch, n, n)
 # One number for each matrix, or one for each row of its Gram matrix.
 Scale = jax.Array  # (*batch, 1 or n, 1)
 
-Precision = jax.lax.Precision | jax.lax.DotAlgorithmPreset | None
+Precision = jax.lax.Precision | None
 
 
 def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -119,12 +116,9 @@ class Products:
         """Returns the Gram matrix of ``y``."""
         return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
 
-    def polynomial(
-        self,
-        gram: Square,
-        row: Row | jax.Array,
-        scale: Scale | None = None,
-    ) -> Square:
+    # So that it is traced once for steps of the same coefficients.
+    @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
+    def polynomial(self, gram: Square, row: Row, scale: Scale | None = None) -> Square:
         """Returns ``c_0 I + c_1 R + c_2 R^2 + ...`` for the Gram matrix R, in the dtype of sums.
 
         ``scale`` multiplies the result, as in :meth:`segment`.
@@ -144,7 +138,7 @@ class Products:
         self,
         y: Matrices,
         gram: Square,
-        rows: Sequence[Row | jax.Array],
+        rows: Sequence[Row],
         scale: Scale | None = None,
     ) -> Matrices:
         """Returns ``y`` after one step for each of ``rows``.
@@ -158,25 +152,25 @@ class Products:
         """
         # P is scaled instead of y, because it is the smaller of the two.
         if len(rows) == 1:
-            if self.saves_passes and scale is None and is_monic(rows[0]):
+            if self.saves_passes and rows[0][2:] == (1.0,) and is_positive(rows[0]):
                 return self._multiply(self._complete_square(gram, rows[0]), y)
-            return self._multiply(rounded(self._step(gram, rows[0], scale), self.operand), y)
+            return self._multiply(rounded(self.polynomial(gram, rows[0], scale), self.operand), y)
         # One number scales the last P, so that the first is rounded once, for R and for y.
         one = scale is not None and scale.shape[-2] == 1
         first, last = (None, scale) if one else (scale, None)
-        p = self._step(gram, rows[0])
+        p = self.polynomial(gram, rows[0])
         total = rounded(self._scaled(p, first), self.operand)
         for i, row in enumerate(rows[1:], start=2):
             operand = rounded(p, self.operand)
             gram = self.matmul(self.matmul(gram, operand), operand)
-            p = self._step(gram, row, last if i == len(rows) else None)
+            p = self.polynomial(gram, row, last if i == len(rows) else None)
             # The factors commute, but their errors do not: each P must stand next to the y that the
             # earlier ones have multiplied, or its error in large singular values of y is multiplied
             # as the small ones are.
             total = self._multiply(rounded(p, self.operand), total)
         return self._multiply(total, y)
 
-    def _complete_square(self, gram: Square, row: Row | jax.Array) -> Square:
+    def _complete_square(self, gram: Square, row: Row) -> Square:
         """Returns ``c_0 I + c_1 R + R^2 = S^2 + d I`` with ``S = R + c_1/2 I``, as an operand.
 
         Two diagonals are changed in place, where a polynomial reads R and R^2 and writes a third.
@@ -194,12 +188,6 @@ class Products:
         entries = diagonal(square).astype(self.dtype) + (row[0] - half**2 + lost)
         return with_diagonal(square, rounded(entries, self.operand))
 
-    def _step(self, gram: Square, row: Row | jax.Array, scale: Scale | None = None) -> Square:
-        """Returns the polynomial, which is traced once for steps of the same coefficients."""
-        if isinstance(row, tuple):
-            return _polynomial(self, gram, row, scale)
-        return self.polynomial(gram, row, scale)
-
     def _multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
         return self.matmul(p, y) if self.left else self.matmul(y, p)
 
@@ -210,17 +198,12 @@ class Products:
         return p * (jnp.swapaxes(scale, -1, -2) if self.left else scale)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2), inline=True)
-def _polynomial(products: Products, gram: Square, row: Row, scale: Scale | None) -> Square:
-    return products.polynomial(gram, row, scale)
+def is_positive(row: Row) -> bool:
+    """Whether a row of three coefficients has no negative value: it is a square and a number.
 
-
-def is_monic(row: Row | jax.Array) -> bool:
-    """Whether ``row`` is known, of three coefficients, the last 1, and of no negative value.
-
-    It is then ``d`` and a square, both positive, whose sum is as exact as they are.
+    Both are then positive, and their sum is as exact as they are.
     """
-    return isinstance(row, tuple) and row[2:] == (1.0,) and row[1] ** 2 <= 4 * row[0]
+    return len(row) == 3 and row[2] > 0 and row[1] ** 2 <= 4 * row[0] * row[2]
 
 
 def diagonal(x: Square) -> jax.Array:

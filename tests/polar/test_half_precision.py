@@ -204,6 +204,10 @@ def gpu_program(function, *shapes):
     return jax.export.export(jax.jit(function), platforms=["cuda"])(*specs).mlir_module()
 
 
+def plain_on_a_gpu(dtype):
+    return FastPolar(Orthogonalize(compute_dtype=dtype, polar="newton_schulz"), "gpu")
+
+
 def results(program, operation):
     """The type of the result of each operation of that name, which ends its line."""
     lines = [line for line in program.splitlines() if f"stablehlo.{operation}" in line]
@@ -217,16 +221,14 @@ def stacks(program):
 
 @pytest.mark.parametrize("dtype, name", [("bfloat16", "bf16"), ("float16", "f16")])
 def test_products_leave_in_half_precision_on_a_gpu(dtype, name):
-    program = gpu_program(lambda x: polar.plain(x, Orthogonalize(compute_dtype=dtype)), (24, 64))
+    program = gpu_program(plain_on_a_gpu(dtype), (24, 64))
     products = results(program, "dot_general")
     assert len(products) == 15  # R, R^2 and P Y, five times
     assert {product.split("x")[-1] for product in products} == {name}
 
 
 def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
-    program = gpu_program(
-        lambda x: polar.plain(x, Orthogonalize(compute_dtype="bfloat16")), (20, 61)
-    )
+    program = gpu_program(plain_on_a_gpu("bfloat16"), (20, 61))
     assert results(program, "pad") == ["24x64xbf16"]
     rounded = results(program, "reduce_precision")
     assert [shape for shape in rounded if "61" in shape or "64" in shape] == ["20x61xf32"]
@@ -234,9 +236,7 @@ def test_the_long_side_is_padded_once_and_rounded_once_on_a_gpu():
 
 def test_the_gram_matrix_is_read_by_products_and_polynomials_only_on_a_gpu():
     """Its norm takes the diagonal, and the first polynomial has the norm in its coefficients."""
-    program = gpu_program(
-        lambda x: polar.plain(x, Orthogonalize(compute_dtype="bfloat16")), (24, 64)
-    )
+    program = gpu_program(plain_on_a_gpu("bfloat16"), (24, 64))
     assert results(program, "reduce_precision").count("24x24xf32") == 1  # the first polynomial
     assert "24xbf16" in results(program, "slice")
 
@@ -264,9 +264,8 @@ def test_the_iteration_of_a_gpu_is_as_near_to_the_polynomial(table):
         for platform in ("gpu", "cpu"):
             iteration = FastPolar(options).iteration(platform, shape, jnp.float32)
             products = dataclasses.replace(iteration.products, upcast_operands=True)
-            found = jax.jit(iterate, static_argnums=(2, 3))(
-                scales * xs[None], 0.0, None, dataclasses.replace(iteration, products=products)
-            )
+            iteration = dataclasses.replace(iteration, products=products)
+            found = iterate(scales * xs[None], 0.0, iteration)
             squares.append(np.sum((np.asarray(found) - exact) ** 2, axis=(0, -2, -1)))
         # Found: at most 1.03.
         assert np.sqrt(squares[0] / squares[1]).max() < 1.1, shape
