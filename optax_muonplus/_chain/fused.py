@@ -16,9 +16,6 @@ from optax_muonplus._chain.program import DualNorm, Program, compile_parts
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.arguments import supported
 from optax_muonplus._core.function import MatrixFunction
-from optax_muonplus._core.normalize import Normalize
-from optax_muonplus._core.orthogonalize import Orthogonalize
-from optax_muonplus._core.scale import ScaleByShape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,19 +65,15 @@ class FusedLink:
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
 
-    Nothing is computed. Functions that may fail are traced, once for each distinct shape.
+    Nothing is computed: they are traced, once for each distinct shape.
     """
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
             shapes.setdefault(jax.ShapeDtypeStruct(shape, leaf.dtype), leaf.name)
     for (probe, name), function in itertools.product(shapes.items(), functions):
-        options = vars(function)
-        is_known = type(function) in (Orthogonalize, Normalize, ScaleByShape)
-        if is_known and not options.get("compute_dtype") and not callable(options.get("polar")):
-            continue
         try:
-            result = jax.eval_shape(lambda x, function=function: function(x), probe)
+            result = jax.eval_shape(function, probe)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
         becomes_complex = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
