@@ -46,13 +46,15 @@ def updates(size: trees.Size, dtype: Any, timed: Timed) -> Iterator[Row]:
         update = Update(rule, params, grads)
         seconds = timed({REFERENCE: reference, name: update})
         if n == 0:
-            yield row_of(REFERENCE, reference, seconds, work(size, "newton_schulz", dtype))
-        yield row_of(name, update, seconds, work(size, "auto", compute_dtype))
+            yield row_of(
+                REFERENCE, reference, seconds, products.operations(size, "newton_schulz", dtype)
+            )
+        yield row_of(name, update, seconds, products.operations(size, "auto", compute_dtype))
     if importlib.util.find_spec("torch") is None:
         return
     with_torch = TorchUpdate(params, grads)
     seconds = timed({REFERENCE: reference, TORCH: with_torch})
-    yield row_of(TORCH, with_torch, seconds, work(size, "newton_schulz", dtype))
+    yield row_of(TORCH, with_torch, seconds, products.operations(size, "newton_schulz", dtype))
 
 
 def rules(dtype: str, where: dict[str, Any]) -> dict[str, tuple[Any, str | None]]:
@@ -65,11 +67,6 @@ def rules(dtype: str, where: dict[str, Any]) -> dict[str, tuple[Any, str | None]
     if dtype == "float32":
         return {"omp.muonplus, TF32": (make(), None)} | found
     return found | {"omp.muonplus, col_row": (make(**parity.COL_ROW, **half), "bfloat16")}
-
-
-def work(size: trees.Size, polar: Any, compute_dtype: str | None) -> float:
-    """Counts operations of the method's products."""
-    return products.flops(products.needed(size, polar, compute_dtype))
 
 
 def row_of(name: str, update: Any, seconds: dict[str, np.ndarray], operations: float) -> Row:

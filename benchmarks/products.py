@@ -2,16 +2,12 @@
 
 import collections
 import math
-from collections.abc import Mapping
 from typing import Literal
 
 import jax
 
 import optax_muonplus as omp
 from benchmarks import trees
-
-# Rows, inner dimension, columns.
-Product = tuple[int, int, int]
 
 
 def matrix_shapes(size: trees.Size) -> collections.Counter[tuple[int, int]]:
@@ -23,24 +19,16 @@ def matrix_shapes(size: trees.Size) -> collections.Counter[tuple[int, int]]:
     return counts
 
 
-def needed(
+def operations(
     size: trees.Size, polar: Literal["auto", "newton_schulz"], compute_dtype: str | None
-) -> collections.Counter[Product]:
-    """Counts each product that five steps with the default coefficients take for all matrices.
+) -> int:
+    """Counts multiplications and additions that five steps with the default coefficients take.
 
     Args:
       size: of the model.
       polar: as in :func:`optax_muonplus.muonplus`.
       compute_dtype: as there.
     """
-    products: collections.Counter[Product] = collections.Counter()
-    for shape, count in matrix_shapes(size).items():
-        options = omp.polar.Orthogonalize(polar=polar, compute_dtype=compute_dtype)
-        for product in omp.polar.matmul_shapes(shape, options):
-            products[product] += count
-    return products
-
-
-def flops(products: Mapping[Product, int]) -> int:
-    """Counts multiplications and additions."""
-    return sum(2 * math.prod(product) * count for product, count in products.items())
+    options = omp.polar.Orthogonalize(polar=polar, compute_dtype=compute_dtype)
+    factor = omp.polar.FastPolar(options)
+    return sum(count * factor.flops(shape) for shape, count in matrix_shapes(size).items())

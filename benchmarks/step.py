@@ -51,7 +51,7 @@ def main(config: Config) -> None:
         row = update.figures | timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != ADAMW:
             polar: Any = "newton_schulz" if name == REFERENCE else "auto"
-            operations = products.flops(products.needed(config.size, polar, config.compute_dtype))
+            operations = products.operations(config.size, polar, config.compute_dtype)
             row |= {"gflop": operations / 1e9, "gflop_per_s": operations / row["median_s"] / 1e9}
         rows[name] = row
     same, reference = updates[SAME_UPDATE](), updates[REFERENCE]()

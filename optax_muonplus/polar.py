@@ -13,5 +13,4 @@ from optax_muonplus._core.newton_schulz import svd as svd
 from optax_muonplus._core.orthogonalize import Orthogonalize as Orthogonalize
 from optax_muonplus._core.orthogonalize import Polar as Polar
 from optax_muonplus._execution.polar import FastPolar as FastPolar
-from optax_muonplus._execution.polar import matmul_shapes as matmul_shapes
 from optax_muonplus._execution.polar import polar_factor as polar_factor

@@ -11,7 +11,7 @@ LIBRARY = """
     muon_dimension_numbers muonplus normalize optimizer orthogonalize partition_labels per_head
     scale_by_muonplus scale_by_shape take_over
     coefficients: TABLES for_steps
-    polar: FastPolar Orthogonalize Polar matmul_shapes polar_factor svd
+    polar: FastPolar Orthogonalize Polar polar_factor svd
     matrices: Norm Normalize ScaleByShape ShapeScale
     rules: AGENTS MAXTEXT
     transforms: DualNorm Int8MomentumState LeafInfo MatrixLayout Momentum MomentumState

@@ -63,22 +63,15 @@ class Iteration:
     products: Products  # for matrices of that shape
 
 
-def product_shapes(
-    shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]
-) -> list[tuple[int, int, int]]:
-    """Lists the products of :func:`iterate` for one matrix, as ``(rows, inner, columns)``."""
+def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]) -> int:
+    """Counts multiplications and additions in the products of :func:`iterate`, for one matrix."""
     n, m = sorted(shape[-2:])
-    products = []
+    count = 0
     for start, stop in _segments(len(rows), restarts):
         powers = sum(len(row) - 2 for row in rows[start:stop])
         updates = 3 * (stop - start - 1)  # R P, (R P) P, and the product of the P
-        products += [(n, m, n), *[(n, n, n)] * (powers + updates), (n, n, m)]
-    return products
-
-
-def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]) -> int:
-    """Counts multiplications and additions in :func:`product_shapes`, for one matrix."""
-    return sum(2 * math.prod(dimensions) for dimensions in product_shapes(shape, rows, restarts))
+        count += 4 * n * n * m + 2 * n**3 * (powers + updates)
+    return count
 
 
 # Under jax.jit it is compiled once for each shape also if the caller is not jitted.

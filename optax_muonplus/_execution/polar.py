@@ -12,7 +12,6 @@ precision:
   plain one. It rounds more often than in float16, so that it restarts more often.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -29,7 +28,6 @@ from optax_muonplus._execution.iteration import (
     Iteration,
     iterate,
     operations,
-    product_shapes,
     range_factor,
 )
 from optax_muonplus._execution.loops import Platform, platform_of
@@ -58,8 +56,7 @@ class FastPolar(MatrixFunction):
     def __call__(self, x: Matrices) -> Matrices:
         if not isinstance(self.options.ns_steps, int):  # the definition loops over traced steps
             return self.options(x)
-        platform = self.platform or platform_of(jax.default_backend())
-        iteration = self.iteration(platform, x.shape, x.dtype)
+        iteration = self.iteration(self._platform, x.shape, x.dtype)
         return iterate(x, self.options.eps, iteration, self.largest)
 
     @property
@@ -80,9 +77,14 @@ class FastPolar(MatrixFunction):
         return self.options.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts the products of :func:`matmul_shapes`."""
-        shapes = matmul_shapes(shape, self.options, self.platform)
-        return sum(2 * math.prod(product) for product in shapes)
+        is_complex = self.output_dtype is not None and self.output_dtype.kind == "c"
+        dtype = jnp.complex64 if is_complex else jnp.float32
+        chosen = self.iteration(self._platform, shape, dtype)
+        return operations(shape, chosen.rows, chosen.restarts)
+
+    @property
+    def _platform(self) -> Platform:
+        return self.platform or platform_of(jax.default_backend())
 
     def iteration(self, platform: Platform, shape: Sequence[int], dtype: DTypeLike) -> Iteration:
         """Resolves all choices for matrices of that shape and dtype on that platform."""
@@ -219,36 +221,3 @@ def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
     return for_platform(options)(x)
-
-
-def matmul_shapes(
-    shape: Sequence[int],
-    options: Orthogonalize = DEFAULT,
-    platform: Platform | None = None,
-) -> list[tuple[int, int, int]]:
-    """Lists the matrix products that ``options`` does on one float32 matrix.
-
-    ``"svd"`` and functions of your own count as five plain steps of Newton-Schulz, which is
-    their order of magnitude.
-
-    Args:
-      shape: ``(..., out, in)``; leading axes do not count.
-      options: the function.
-      platform: ``"cpu"``, ``"tpu"`` or ``"gpu"``, on which the products depend; None is that of
-        JAX's default backend.
-
-    Returns:
-      ``(rows, inner, columns)`` of each product, which takes ``2 * rows * inner * columns`` FLOPs.
-
-    Raises:
-      ValueError: for a shape of fewer than two axes.
-    """
-    if len(shape) < 2:
-        raise ValueError(f"The shape of matrices is (..., out, in), got {tuple(shape)}.")
-    if not options.is_iteration:
-        options = Orthogonalize(polar="newton_schulz")
-    is_complex = options.output_dtype is not None and options.output_dtype.kind == "c"
-    dtype = jnp.complex64 if is_complex else jnp.float32
-    platform = platform or platform_of(jax.default_backend())
-    iteration = FastPolar(options).iteration(platform, tuple(shape), dtype)
-    return product_shapes(shape, iteration.rows, iteration.restarts)

@@ -43,7 +43,7 @@ def test_work_counts_the_operations_of_plain_and_gram_newton_schulz():
     """Per layer of width d: 30 d^3 for each square, 50 d^3 for each 1:4 under Gram, else 90 d^3."""
     size = trees.SIZES["gpt-384"]._replace(layers=2)
     for polar_method, cube in (("auto", 4 * 30 + 2 * 50), ("newton_schulz", 4 * 30 + 2 * 90)):
-        found = products.flops(products.needed(size, polar_method, None))
+        found = products.operations(size, polar_method, None)
         assert found == 2 * cube * 384**3
 
 

@@ -157,13 +157,11 @@ def test_float16_keeps_large_gram_matrices_of_random_matrices():
 def test_auto_takes_the_form_with_fewer_operations():
     """A segment of s steps has 2 products with the long side, s squares and 3 (s - 1) others."""
     for dtype, segments in (("float16", 2), ("bfloat16", 3)):
-        gram = 2 * segments + 5 + 3 * (5 - segments)
-        assert len(omp.polar.matmul_shapes((64, 256), Orthogonalize(compute_dtype=dtype))) == gram
-        assert len(omp.polar.matmul_shapes((64, 64), Orthogonalize(compute_dtype=dtype))) == 15
-        cubic = Orthogonalize("cubic", compute_dtype=dtype)
-        gram = 2 * segments + 3 * (5 - segments)
-        assert len(omp.polar.matmul_shapes((64, 256), cubic)) == gram
-        assert len(omp.polar.matmul_shapes((64, 64), cubic)) == 10
+        for table, squares in (("jordan", 5), ("cubic", 0)):
+            factor = FastPolar(Orthogonalize(table, compute_dtype=dtype))
+            short = squares + 3 * (5 - segments)  # products of n x n matrices
+            assert factor.flops((64, 256)) == 2 * 64**2 * (2 * segments * 256 + short * 64)
+            assert factor.flops((64, 64)) == 2 * 64**3 * (10 + squares)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
