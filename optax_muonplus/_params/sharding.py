@@ -84,12 +84,9 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
     """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
     shardings, wrong = [], []
     meshes: dict[Any, str] = {}
-    mapped = mapped_axes(tree.arrays)
     for leaf in leaves:
         try:
-            known = _leaf_sharding(
-                tree.arrays[leaf.index], leaf.given_sharding, leaf.layout, mapped
-            )
+            known = _leaf_sharding(tree.arrays[leaf.index], leaf.given_sharding, leaf.layout)
         except ValueError as error:
             wrong.append(f"{leaf.name}: {error}")
             continue
@@ -135,15 +132,12 @@ def _concrete_sharding(leaf: Any) -> NamedSharding | None:
 
 
 def _leaf_sharding(
-    x: Any,
-    given: NamedSharding | None,
-    layout: MatrixLayout | None,
-    mapped: Sequence[str] = (),
+    x: Any, given: NamedSharding | None, layout: MatrixLayout | None
 ) -> LeafSharding | None:
     """Returns how a leaf lies on a mesh; None where that is not known, or on one device.
 
     A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``layout`` has any;
-    ``given`` is its entry in the argument ``sharding``, and ``mapped`` is of :func:`mapped_axes`.
+    ``given`` is its entry in the argument ``sharding``.
     """
     typed = jax.typeof(x).sharding
     sizes = typed.mesh.shape
@@ -159,33 +153,13 @@ def _leaf_sharding(
             " experts, is cut, P() if none is"
         )
     source = given or _concrete_sharding(x) or (typed if explicit else None)
-    if source is None or mapped:
+    if source is None:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
     spec = _check_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
     return None if on_one_device and not explicit else LeafSharding(mesh, spec)
-
-
-def mapped_axes(arrays: Sequence[Any]) -> tuple[str, ...]:
-    """Returns the Explicit mesh axes along which members of a surrounding ``jax.vmap`` lie.
-
-    The type of a member does not have them. JAX has no other public way to ask than this: they are
-    what ``jax.shard_map`` does not take if it is not said what to take.
-    """
-    meshes = (jax.typeof(x).sharding.mesh for x in arrays if isinstance(x, jax.Array))
-    mesh = next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
-    if mesh is None or AxisType.Manual in mesh.axis_types:
-        return ()
-    taken: list[str] = []
-
-    def inside() -> tuple[()]:
-        taken.extend(axes_of_type(jax.sharding.get_abstract_mesh(), AxisType.Manual))
-        return ()
-
-    jax.eval_shape(jax.shard_map(inside, mesh=mesh, in_specs=(), out_specs=()))
-    return tuple(x for x in axes_of_type(mesh, AxisType.Explicit) if x not in taken)
 
 
 def _check_against_arrays(tree: ResolvedTree) -> None:

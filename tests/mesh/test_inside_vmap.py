@@ -43,20 +43,12 @@ def expected(grads):
     return jax.jit(jax.vmap(update))(grads)
 
 
-@pytest.mark.parametrize("sizes, compiled", [((8, 1), True), ((4, 2), True), ((8, 1), False)])
-def test_members_along_an_explicit_axis_stay_there(grads, expected, sizes, compiled):
-    mesh = make_mesh(sizes, ("pop", "x"), EXPLICIT)
-    with jax.set_mesh(mesh):
-        members, wanted, _ = placed(grads, mesh, None)
-        step = jax.vmap(update)
-        assert_same((jax.jit(step) if compiled else step)(members), expected, wanted)
-
-
-def test_cut_matrices_of_members_need_a_shard_map(grads, expected):
+@pytest.mark.parametrize("cut", [None, "x"])
+def test_members_along_an_explicit_axis_need_a_shard_map(grads, expected, cut):
     """``jax.shard_map`` over the members, with ``jax.vmap`` inside."""
     mesh = make_mesh((4, 2), ("pop", "x"), EXPLICIT)
     with jax.set_mesh(mesh):
-        members, wanted, own = placed(grads, mesh, "x")
+        members, wanted, own = placed(grads, mesh, cut)
         step = jax.shard_map(
             jax.vmap(lambda x: update(x, own)),
             in_specs=P("pop"),
@@ -64,6 +56,8 @@ def test_cut_matrices_of_members_need_a_shard_map(grads, expected):
             axis_names={"pop"},
         )
         assert_same(jax.jit(step)(members), expected, wanted)
+        with pytest.raises(ValueError, match="axis_names"):
+            jax.jit(jax.vmap(update))(members)
 
 
 def test_members_along_an_auto_axis(grads, expected):
