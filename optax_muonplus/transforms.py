@@ -5,7 +5,6 @@ The links, ``matrix_chain`` and ``optimizer`` are at the top, as ``optax_muonplu
 
 from optax_muonplus._chain.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus._chain.chain import Part as Part
-from optax_muonplus._chain.chain import links_of as links_of
 from optax_muonplus._chain.fused import FusedLink as FusedLink
 from optax_muonplus._chain.layout import MatrixLayout as MatrixLayout
 from optax_muonplus._chain.momentum import Momentum as Momentum

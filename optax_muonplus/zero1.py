@@ -87,7 +87,7 @@ def shard_state(
         return structure.unflatten(leaves), state
 
     outer = type(inner)(init, update)
-    # ``links_of`` and ``describe`` read the chain's attributes.
+    # ``describe`` reads the chain's attributes.
     vars(outer).update(vars(inner))
     return outer
 

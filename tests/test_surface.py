@@ -23,7 +23,7 @@ TOOLS = """
     check_floating check_number check_word divide_by_pow2 known_count matrix_function root
     scale_by_pow2 static sum_of_squares upcast_for_sum
     transforms: FusedLink MatrixTransformation Part Run check_rate flatten_tree
-    links_of nadamw
+    nadamw
 """
 CONTRIBUTED = """
     contrib: AdaMuon Aurora Balance Hyperball Mano NorMuon Record RecordState adamh adamuon aurora

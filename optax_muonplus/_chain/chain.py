@@ -268,9 +268,3 @@ def matrix_chain(*parts: Any, where: TreeReader, run: Run = run_plain) -> Matrix
     result = MatrixTransformation.of(where, over)
     result.parts, result.chain, result.where, result.run = parts, chain, where, run
     return result
-
-
-def links_of(transformation: Any) -> tuple[Any, ...]:
-    """Returns the links of the chain in a transformation of this library; none of any other."""
-    chain = getattr(transformation, "chain", None)
-    return chain.links if isinstance(chain, Chain) else ()

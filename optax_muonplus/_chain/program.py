@@ -10,7 +10,7 @@ from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import (
@@ -55,7 +55,7 @@ class Program:
         return Program.of([*self.functions, Times(factor)], self.divisor)
 
     @property
-    def input_dtype(self) -> jnp.dtype | None:
+    def input_dtype(self) -> DTypeLike | None:
         return self.functions[0].input_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:

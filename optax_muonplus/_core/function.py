@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 Matrices = jax.Array  # (*batch, out, in), real or complex
 _Class = TypeVar("_Class", bound=type)
@@ -82,7 +83,7 @@ class MatrixFunction(abc.ABC):
         return self if self.transpose_equivariant else ViaTranspose(self)
 
     @property
-    def input_dtype(self) -> jnp.dtype | None:
+    def input_dtype(self) -> DTypeLike | None:
         """The dtype that matrices are rounded to before anything else, or None.
 
         They may then be rounded earlier, to send or copy fewer bytes.
@@ -90,7 +91,7 @@ class MatrixFunction(abc.ABC):
         return None
 
     @property
-    def output_dtype(self) -> jnp.dtype | None:
+    def output_dtype(self) -> DTypeLike | None:
         """The dtype that results were rounded to before they got that of the matrices, or None."""
         return None
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
@@ -123,22 +122,18 @@ class Orthogonalize(MatrixFunction):
         return sum(4 * n * n * m + 2 * n**3 * (len(row) - 2) for row in rows)
 
     @property
-    def input_dtype(self) -> jnp.dtype | None:
+    def input_dtype(self) -> DTypeLike | None:
         """``compute_dtype`` in the plain iteration, where the first product has the matrices."""
-        return self._operand if self.polar in ("auto", "newton_schulz") else None
+        return self.compute_dtype if self.polar in ("auto", "newton_schulz") else None
 
     @property
-    def output_dtype(self) -> jnp.dtype | None:
+    def output_dtype(self) -> DTypeLike | None:
         """``compute_dtype`` in both iterations, where the last product is rounded to it."""
-        return self._operand if self.is_iteration else None
+        return self.compute_dtype if self.is_iteration else None
 
     @property
     def is_iteration(self) -> bool:
         return self.polar in ("auto", "newton_schulz", "gram")
-
-    @property
-    def _operand(self) -> jnp.dtype | None:
-        return None if self.compute_dtype is None else jnp.dtype(self.compute_dtype)
 
     @property
     def coefficients(self) -> Coefficients:

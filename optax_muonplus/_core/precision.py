@@ -30,10 +30,6 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
     return jnp.promote_types(wide, compute_dtype)
 
 
-def holds_float32(operand: jnp.dtype | None) -> bool:
-    return operand is None or jnp.finfo(operand).nmant >= jnp.finfo(jnp.float32).nmant
-
-
 def upcast_for_sum(x: ArrayLike) -> jax.Array:
     """Casts ``x`` to the dtype of its sums, float32 at least."""
     return jnp.asarray(x).astype(accumulation_dtype(jnp.result_type(x)))

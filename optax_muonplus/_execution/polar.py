@@ -21,7 +21,7 @@ from jax.typing import DTypeLike
 
 from optax_muonplus._core.function import Matrices, MatrixFunction, matrix_function, static
 from optax_muonplus._core.orthogonalize import Orthogonalize
-from optax_muonplus._core.precision import holds_float32, product_dtype
+from optax_muonplus._core.precision import product_dtype
 from optax_muonplus._core.restarts import every_step
 from optax_muonplus._execution import products
 from optax_muonplus._execution.iteration import (
@@ -69,15 +69,15 @@ class FastPolar(MatrixFunction):
         return self.options.transpose_equivariant
 
     @property
-    def input_dtype(self) -> jnp.dtype | None:
+    def input_dtype(self) -> DTypeLike | None:
         return self.options.input_dtype
 
     @property
-    def output_dtype(self) -> jnp.dtype | None:
+    def output_dtype(self) -> DTypeLike | None:
         return self.options.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:
-        is_complex = self.output_dtype is not None and self.output_dtype.kind == "c"
+        is_complex = jnp.issubdtype(self.output_dtype or jnp.float32, jnp.complexfloating)
         dtype = jnp.complex64 if is_complex else jnp.float32
         chosen = self.iteration(self._platform, shape, dtype)
         return operations(shape, chosen.rows, chosen.restarts)
@@ -159,7 +159,7 @@ def choose_algorithm(
     # Where no restarts are known, the plain iteration is taken.
     float32, float16, bfloat16 = options.restarts or [plain] * 3
     on_cpu = platform == "cpu"
-    if not holds_float32(operand):
+    if jnp.finfo(operand).nmant < jnp.finfo(jnp.float32).nmant:
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
         # no unit for float16, and would round its digits to those of bfloat16.
         on_tpu = platform == "tpu" and operand == jnp.float16
@@ -167,11 +167,8 @@ def choose_algorithm(
         return restarts, EXACT if on_tpu else None, on_tpu or on_cpu
     upcast = operand != sums and on_cpu
     exact = cheaper(float32), EXACT, upcast
-    is_exact = jax.config.jax_default_matmul_precision in (  # ty: ignore[missing-attribute]
-        "highest",
-        "float32",
-    )
-    if is_exact or polar == "gram" or sums in (jnp.float64, jnp.complex128):
+    told = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+    if polar == "gram" or told in ("highest", "float32") or sums in (jnp.float64, jnp.complex128):
         return exact
     return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
 

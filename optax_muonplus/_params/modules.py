@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers
 from optax_muonplus._chain.paths import Path, path_of_keys
 from optax_muonplus._params.flatten import FlatTree
 
@@ -26,7 +26,6 @@ _IN_TABLE = re.compile(r"(?i)(?!.*(proj|linear|dense|kernel|bias))")
 _NORM = re.compile(r".*Norm(\d[dD])?$")
 _IN_NORM = re.compile("weight|g$")
 _CONVOLUTIONS = {"Conv", "ConvTranspose"}
-_SHARED = "Shared"
 
 
 def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
@@ -39,8 +38,6 @@ def _kind(cls: type) -> str | None:
     if any(base.__module__.startswith("flax.") for base in cls.__mro__):
         return None
     names = [base.__name__ for base in cls.__mro__]
-    if _SHARED in names:
-        return _SHARED
     if any(base.__module__.startswith("equinox.") for base in cls.__mro__) and (
         _CONVOLUTIONS & {*names}
     ):
@@ -50,19 +47,13 @@ def _kind(cls: type) -> str | None:
     return "norm" if any(map(_NORM.match, names)) else None
 
 
-def _walk(
-    node: Any, path: Path, tied: frozenset[Shape] = frozenset()
-) -> Iterator[tuple[Path, Annotation]]:
-    """Yields what is known of arrays below ``node``; ``tied`` are shapes of tables elsewhere."""
+def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Annotation]]:
+    """Yields what is known of arrays below ``node``."""
     level = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
     if level is None:
-        if getattr(node, "shape", ()) in tied:
-            yield path, (None, "embedding, tied")
         return
     children = {(*path, *path_of_keys((key,))): child for key, child in level[0]}
     kind = _kind(type(node))
-    if kind == _SHARED:
-        tied |= frozenset(_tables_elsewhere(node))
     has_bias = any(
         child is not None and below[-1:] == ("bias",) for below, child in children.items()
     )
@@ -77,13 +68,4 @@ def _walk(
         elif names and hasattr(child, "shape") and names.match(below[-1] if below else ""):
             yield below, (None, reading)
         else:
-            yield from _walk(child, below, tied)
-
-
-def _tables_elsewhere(shared: Any) -> Iterator[Shape]:
-    """Yields shapes, also turned, of tables that ``eqx.nn.Shared`` took out of its layers."""
-    is_table = lambda x: hasattr(x, "num_embeddings") and hasattr(x, "embedding_size")  # noqa: E731
-    for x in filter(is_table, jax.tree.leaves(shared, is_leaf=is_table)):
-        if not hasattr(x.weight, "shape"):
-            yield x.num_embeddings, x.embedding_size
-            yield x.embedding_size, x.num_embeddings
+            yield from _walk(child, below)

@@ -6,8 +6,8 @@ Source: Boissin et al., arXiv:2512.04632; its code, thib-s/flash-newton-schulz @
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 import optax_muonplus as omp
 from optax_muonplus import transforms
@@ -38,11 +38,11 @@ class OutputsScaled(MatrixFunction):
         return self.replace(stored_transposed=not self.stored_transposed)
 
     @property
-    def input_dtype(self) -> jnp.dtype | None:
+    def input_dtype(self) -> DTypeLike | None:
         return self.polar_factor.input_dtype
 
     @property
-    def output_dtype(self) -> jnp.dtype | None:
+    def output_dtype(self) -> DTypeLike | None:
         return self.polar_factor.output_dtype
 
     def flops(self, shape: tuple[int, int]) -> int:

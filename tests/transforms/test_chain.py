@@ -13,7 +13,7 @@ from optax_muonplus._chain.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.contrib import NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import DualNorm, Momentum, links_of, run_plain
+from optax_muonplus.transforms import DualNorm, Momentum, run_plain
 from tests.support import trees
 
 OTHER_WAY = {"dense": {"kernel": omp.MuonDimensionNumbers(1, 0), "bias": None}}
@@ -176,7 +176,7 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
 
 
 def steps_of(*parts):
-    (link,) = links_of(omp.matrix_chain(*parts))
+    (link,) = omp.matrix_chain(*parts).chain.links
     return link.program.functions
 
 
