@@ -10,7 +10,7 @@ import optax
 import optax.contrib
 
 from optax_muonplus._chain.momentum import MomentumState
-from optax_muonplus._chain.paths import flatten_with_names, listed, path_name
+from optax_muonplus._chain.paths import flatten_with_names, list_paths, path_name
 from optax_muonplus._core.precision import saturating_cast
 
 MOMENTUM, FIRST, SECOND, UPDATES = "momentum", "first moment", "second moment", "updates"
@@ -34,7 +34,8 @@ class TakenOver(NamedTuple):
     not_used: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [(name, listed((x, None) for x in found)) for name, found in self._asdict().items()]
+        groups = self._asdict().items()
+        lines = ((name, list_paths((x, None) for x in found)) for name, found in groups)
         return "\n".join(f"{name.replace('_', ' ')}: {shown or 'nothing'}" for name, shown in lines)
 
 
@@ -96,7 +97,7 @@ def take_over(
         sources.update(chosen)
         new = {
             field: jax.tree.structure(getattr(node, field)).unflatten(
-                _placed(buffers[chosen[key]], x) if key in chosen else x
+                _place_like(buffers[chosen[key]], x) if key in chosen else x
                 for key, x in _arrays(node, field)
             )
             for field in roles
@@ -175,7 +176,7 @@ def _count(counts: dict[str, Any], role: str, new: Any) -> Any:
     return jax.device_put(count, new.sharding) if new.committed else count
 
 
-def _placed(old: Any, new: Any) -> Any:
+def _place_like(old: Any, new: Any) -> Any:
     """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
 
     Each device sends and receives what it lacks.

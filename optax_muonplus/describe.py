@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
-from optax_muonplus._chain.paths import fold, listed, without_numbers
+from optax_muonplus._chain.paths import fold, list_paths, without_numbers
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import (
     ADAM,
@@ -154,7 +154,7 @@ def _work_per_device(
         return
     if sharding is None and any(axes_of_type(mesh, AxisType.Auto) for mesh in meshes):
         yield (
-            f"on Auto mesh axes without sharding=: {listed((x.name, None) for x in matrices)}."
+            f"on Auto mesh axes without sharding=: {list_paths((x.name, None) for x in matrices)}."
             " Under jax.jit an array does not say where it lies, and XLA gathers matrices in each"
             " iteration. Pass sharding= to the optimizer."
         )
@@ -217,7 +217,7 @@ def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
     else:
         return
     yield (
-        f"a head? {listed((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
+        f"a head? {list_paths((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
         f" predictions, send it to AdamW by rules={[(_pattern(x), None) for x in heads]}."
     )
 

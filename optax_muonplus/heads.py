@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
-from optax_muonplus._chain.paths import listed
+from optax_muonplus._chain.paths import list_paths
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.patterns import (
@@ -114,10 +114,10 @@ class PerHead(RuleReader):
         if idle and not tree.holes:
             what = "no matrix matches " + ", ".join(map(repr, sorted(idle)))
             what = "no layer has the name of a query projection" if self.by_name else what
-            names = listed((name, None) for name in tree.names)
+            names = list_paths((name, None) for name in tree.names)
             faults.append((what, f"among {names}: choose by omp.per_head({{pattern: head_size}})"))
         if faults and all(leaf.known for leaf in leaves):  # those that no rule can read come first
-            raise ValueError(f"Heads cannot be cut. {listed(faults)}")
+            raise ValueError(f"Heads cannot be cut. {list_paths(faults)}")
         return leaves
 
     def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, str]:

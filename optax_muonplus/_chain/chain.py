@@ -81,7 +81,7 @@ class Chain:
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
         """Returns the chain of ``parts``, with one link for a momentum and its functions."""
-        links = _joined(parts, run)
+        links = _join_parts(parts, run)
         numbers = [i for i, link in enumerate(links, 1) if not _is_of_optax(link)]
         for i in numbers[:-1]:
             if isinstance(links[i - 1], FusedLink):
@@ -132,7 +132,7 @@ class Chain:
             if i == self.n_matrix_links:  # a link with the rate inside has made the whole step
                 like = params if hasattr(link, "learning_rate") else None
                 updates = _like(gradients, updates, like)
-                updates = updates if i == len(self.links) else promoted(updates, params)
+                updates = updates if i == len(self.links) else promote(updates, params)
             new.append(now)
         new += scaled
         return updates, tuple(new) if len(self.links) > 1 else new[0]
@@ -156,7 +156,7 @@ def _is_of_optax(link: Any) -> bool:
     return isinstance(link, optax.GradientTransformation)
 
 
-def _joined(parts: Sequence[Any], run: Run) -> list[Any]:
+def _join_parts(parts: Sequence[Any], run: Run) -> list[Any]:
     """Makes one link of a momentum and the functions that follow it."""
     links: list[Any] = []
     for part in parts:
@@ -204,7 +204,7 @@ def _like(
     return jax.tree.map(like, updates, gradients, *([] if params is None else [params]))
 
 
-def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
+def promote(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
     """Gives updates the dtypes that they and their parameters promote to.
 
     A float16 update of a float32 parameter would underflow when multiplied by the learning rate.
@@ -212,10 +212,10 @@ def promoted(updates: optax.Updates, params: optax.Params | None) -> optax.Updat
     if params is None:
         return updates
 
-    def promote(u: Any, p: Any) -> jax.Array:
+    def widen(u: Any, p: Any) -> jax.Array:
         return jnp.asarray(u, jnp.promote_types(jnp.result_type(u), jnp.result_type(p)))
 
-    return jax.tree.map(promote, updates, params)
+    return jax.tree.map(widen, updates, params)
 
 
 class ChainTransformation(optax.GradientTransformationExtraArgs):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._chain.paths import Path, flatten_with_names, fold_all, listed, path_name
+from optax_muonplus._chain.paths import Path, flatten_with_names, fold_all, list_paths, path_name
 from optax_muonplus._chain.record import LeafInfo
-from optax_muonplus._core.arguments import supported
+from optax_muonplus._core.arguments import is_supported
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
@@ -26,10 +26,10 @@ def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
 def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
     """Raises ValueError for parameters that are not floating-point of 16 bits at least."""
     pairs = zip(paths, dtypes, strict=True)
-    wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not supported(dtype)]
+    wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not is_supported(dtype)]
     if wrong:
         raise ValueError(
-            f"Parameters must be floating-point, got {listed(wrong)}. Keep counters, keys and"
+            f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, keys and"
             " what is stored in 8 bits out of the parameters, or freeze them: optax.partition with"
             " optax.set_to_zero()."
         )
@@ -63,7 +63,7 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
 def _misfit(x: Any, other: Any, what: str) -> str:
     """Says why ``x`` is no gradient of ``other``; nothing if it is one."""
     dtype, is_complex = jnp.result_type(x), jnp.iscomplexobj(x)
-    if not supported(dtype):
+    if not is_supported(dtype):
         return f"{dtype}, not floating-point of 16 bits at least"
     if np.shape(x) != np.shape(other):
         return f"{np.shape(x)}, its {what} {np.shape(other)}"
@@ -86,7 +86,7 @@ def check_no_gradient_is_none(gradients: Any, state: Any) -> None:
     wrong = [(name, None) for name in names if any(x.endswith(ends[name]) for x in trained)]
     if wrong:
         raise ValueError(
-            f"Gradients are None for {listed(wrong)}, for which the state has a momentum:"
+            f"Gradients are None for {list_paths(wrong)}, for which the state has a momentum:"
             " pass zeros there, or leave it out of tx.init(parameters)."
         )
 
@@ -116,7 +116,7 @@ def check_state(old: optax.OptState, new: optax.OptState) -> None:
         for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=is_same)
         if jnp.shape(x) != jnp.shape(y)
     ]
-    raise wrong_state(listed(wrong) if is_same else "it has other parts after an update")
+    raise wrong_state(list_paths(wrong) if is_same else "it has other parts after an update")
 
 
 def wrong_state(what: str) -> ValueError:

@@ -14,7 +14,7 @@ from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm, Program, compile_parts
 from optax_muonplus._chain.record import LeafInfo
-from optax_muonplus._core.arguments import supported
+from optax_muonplus._core.arguments import is_supported
 from optax_muonplus._core.function import MatrixFunction
 
 
@@ -78,7 +78,7 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
             raise ValueError(f"{name}: {error}") from error
         becomes_complex = jnp.iscomplexobj(result) and not jnp.iscomplexobj(probe)
         shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
-        if shape != probe.shape or not supported(dtype) or becomes_complex:
+        if shape != probe.shape or not is_supported(dtype) or becomes_complex:
             raise ValueError(
                 f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
                 " same shape, floating-point and real where they are; for"

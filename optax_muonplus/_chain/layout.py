@@ -131,7 +131,7 @@ class MatrixLayout:
             return MuonDimensionNumbers(reduction, output)
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
-    def stacked(self, count: int) -> "MatrixLayout":
+    def stack(self, count: int) -> "MatrixLayout":
         """Returns the layout of ``count`` slices at one batch index, along a new first axis."""
         place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixLayout(

@@ -28,7 +28,7 @@ class Operand(NamedTuple):
         x = self.arrays[0] if self.compute is None else self.compute(*self.arrays)
         return saturating_cast(x, self.dtype)
 
-    def rounded_to(self, dtype: Any) -> "Operand":
+    def round_to(self, dtype: Any) -> "Operand":
         """Returns the operand in a dtype, if that is narrower and has as many exponent bits."""
         return self._replace(dtype=narrower_dtype(self.dtype, dtype))
 

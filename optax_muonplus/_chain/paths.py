@@ -88,7 +88,7 @@ def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
     return [(name, rest) for (_, rest), found in groups.items() for name, _ in fold(found)]
 
 
-def listed(paths: Iterable[tuple[str, Any]]) -> str:
+def list_paths(paths: Iterable[tuple[str, Any]]) -> str:
     """Writes folded paths for messages, each with its second item unless that is None."""
     return ", ".join(name if rest is None else f"{name} {rest}" for name, rest in fold_all(paths))
 

@@ -79,7 +79,7 @@ def floating_dtype(name: str, value: Any) -> np.dtype | None:
     if value is None:
         return None
     dtype = jnp.dtype(value)
-    if not supported(dtype):
+    if not is_supported(dtype):
         raise ValueError(f"{name} must be a floating-point dtype of 16 bits at least, got {dtype}.")
     return dtype
 
@@ -88,7 +88,7 @@ def check_floating(*arrays: Any) -> None:
     """Raises ValueError for arrays, or dtypes, of integers: their results would become zeros."""
     for x in arrays:
         dtype = jnp.dtype(getattr(x, "dtype", x))
-        if not supported(dtype):
+        if not is_supported(dtype):
             raise ValueError(
                 f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
                 " floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
@@ -96,6 +96,6 @@ def check_floating(*arrays: Any) -> None:
 
 
 @functools.lru_cache
-def supported(dtype: Any) -> bool:
+def is_supported(dtype: Any) -> bool:
     """Returns whether ``dtype`` is floating-point of 16 bits, or more; JAX combines no fewer."""
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16

@@ -109,7 +109,7 @@ def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Ta
     return Table(as_rows, rows.ndim == 1, 1.0, "")
 
 
-def scaled(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
+def scale_rows(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
     """Returns the coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)
 
@@ -174,7 +174,7 @@ TABLES: dict[str, Table] = {
     "you": Table(_YOU, False, 1.0, "Jiacheng You, in arXiv:2602.21545, appendix; first rows used"),
     "dion": Table(_DION, False, 1.0, "Jiacheng You, x.com/YouJiacheng/status/1905861218138804534"),
     "polar_express": Table(
-        (*scaled(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
+        (*scale_rows(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., arXiv:2505.16932, appendix A",

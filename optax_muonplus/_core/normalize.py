@@ -51,7 +51,7 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     return ("row",) if fan_out > fan_in else ("col",)
 
 
-def _matched(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
+def _match_frobenius(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
     wide, wanted = upcast_for_sum(x), upcast_for_sum(like)
     if not bounded:
         wide, _ = scale_by_pow2(wide)
@@ -117,13 +117,13 @@ class Normalize(MatrixFunction):
         if not sides:
             return x
         if bounded and self.match_frobenius:
-            return self._matched_in_passing(y, sides).astype(x.dtype)
+            return self._match_in_passing(y, sides).astype(x.dtype)
         for side in sides:
-            y, in_range = self._divided(y, side, in_range), True
+            y, in_range = self._divide(y, side, in_range), True
         y = y.astype(x.dtype)
-        return _matched(y, x, bounded) if self.match_frobenius else y
+        return _match_frobenius(y, x, bounded) if self.match_frobenius else y
 
-    def _divided(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
+    def _divide(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         if not bounded:
             # Squares of large numbers overflow; those of small ones vanish against norm_eps.
@@ -135,7 +135,7 @@ class Normalize(MatrixFunction):
         positive = jnp.where(squares > 0, squares, 1)
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
 
-    def _matched_in_passing(self, y: Matrices, sides: tuple[Side, ...]) -> Matrices:
+    def _match_in_passing(self, y: Matrices, sides: tuple[Side, ...]) -> Matrices:
         """Divides sides by their norms, and restores the Frobenius norm without a pass for it.
 
         Its square before is the sum of the first squared norms, which are needed anyway. Its square

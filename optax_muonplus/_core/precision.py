@@ -85,7 +85,7 @@ def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
     """Multiplies by ``power``; finite numbers that leave the range become the largest one."""
-    return _saturated(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
+    return _saturate(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
 
 
 def saturating_cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -95,12 +95,12 @@ def saturating_cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     """
     largest = jnp.finfo(dtype).max
     fits = largest >= jnp.finfo(x.dtype).max
-    return (x if fits else _saturated(x, largest)).astype(dtype)
+    return (x if fits else _saturate(x, largest)).astype(dtype)
 
 
-def _saturated(x: jax.Array, largest: Any) -> jax.Array:
+def _saturate(x: jax.Array, largest: Any) -> jax.Array:
     if jnp.iscomplexobj(x):
-        parts = _saturated(jnp.real(x), largest), _saturated(jnp.imag(x), largest)
+        parts = _saturate(jnp.real(x), largest), _saturate(jnp.imag(x), largest)
         return jax.lax.complex(*parts)
     return jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
 

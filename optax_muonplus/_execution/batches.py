@@ -16,7 +16,7 @@ from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
 from optax_muonplus._chain.record import usable_axes
 from optax_muonplus._core.precision import saturating_cast
-from optax_muonplus._execution.loops import Platform, map_in_place, sharded_like
+from optax_muonplus._execution.loops import Platform, map_in_place, shard_like
 
 Item = TypeVar("Item")
 
@@ -53,15 +53,15 @@ class MatrixBatch(NamedTuple):
             program(x.astype(self.dtype), self.transposed), self.result_dtype
         )
 
-    def rounded_early(self, program: Program) -> "MatrixBatch":
+    def round_early(self, program: Program) -> "MatrixBatch":
         """Rounds before anything else where ``program`` round it anyway."""
-        return self._replace(operand=self.operand.rounded_to(program.input_dtype))
+        return self._replace(operand=self.operand.round_to(program.input_dtype))
 
 
 def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to all matrices on a CPU, one after the other, each shape in a loop."""
     results: dict[int, jax.Array] = {}
-    for members in grouped(batches, lambda x: (x.program_key, x.shape[0])):
+    for members in group_by(batches, lambda x: (x.program_key, x.shape[0])):
         members.reverse()  # see map_in_place
         group = [batches[i] for i in members]
         first = group[0]
@@ -70,7 +70,7 @@ def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.
         if in_place and first.shape[0] == 1:
             made = _in_place(program, group)
         else:
-            made = sharded_like_sources(group, _one_by_one(program, group), "cpu")
+            made = shard_like_sources(group, _one_by_one(program, group), "cpu")
         results |= zip(members, made, strict=True)
     return [results[i] for i in range(len(batches))]
 
@@ -85,7 +85,7 @@ def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arra
     made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
     results = [y[None] for y in results]
-    return results if len(batches) > 1 else sharded_like_sources(batches, results, "cpu")
+    return results if len(batches) > 1 else shard_like_sources(batches, results, "cpu")
 
 
 def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -106,7 +106,7 @@ def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Ar
     return map_in_place(of_batch, [batch.operand.arrays for batch in batches])
 
 
-def sharded_like_sources(
+def shard_like_sources(
     batches: Sequence[MatrixBatch], results: list[jax.Array], platform: Platform
 ) -> list[jax.Array]:
     """Returns results that on a mesh with Auto axes are sharded as their matrices are.
@@ -127,12 +127,12 @@ def sharded_like_sources(
         return results
     pairs = zip(references, results, strict=True)
     if platform == "cpu":
-        return [sharded_like(x, y) for x, y in pairs]
+        return [shard_like(x, y) for x, y in pairs]
     never = jax.lax.optimization_barrier(jnp.array(False))
     return [jax.lax.select(never, x.astype(y.dtype), y) for x, y in pairs]
 
 
-def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
+def group_by(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:
     """Returns indices of ``items`` with equal keys, in the order of their first members."""
     groups: dict[Hashable, list[int]] = {}
     for i, item in enumerate(items):
@@ -140,7 +140,7 @@ def grouped(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list
     return list(groups.values())
 
 
-def chunked(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
+def cut_into_chunks(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
     """Cuts ``indices`` into runs with ``sizes`` that sum to ``most`` at most, or of one."""
     chunks: list[list[int]] = []
     total = 0

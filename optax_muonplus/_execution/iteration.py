@@ -44,7 +44,7 @@ from optax_muonplus._execution.products import (
     diagonal,
     is_positive,
     part,
-    rounded,
+    round_to,
 )
 
 # The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
@@ -94,12 +94,12 @@ def iterate(
         size = largest.astype(jnp.finfo(dtype).dtype)
         y, magnitude = divide_by_pow2(y, size.reshape(*y.shape[:-2], 1, 1))
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
-    y = products.padded(rounded(y, operand))
+    y = products.pad(round_to(y, operand))
     gram = products.gram(y)
     norm = iteration.safety_factor, iteration.preconditioning, products.saves_passes
     scale = _scale(y, gram, scaled_eps, *norm) * products.factor
     if not products.saves_passes:
-        gram = rounded(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
+        gram = round_to(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     rows = _monic(rows, iteration.restarts) if products.saves_passes else rows
     # Not a jax loop: that would copy its carry at every step, 5% of the time on a CPU.
     for start, stop in _segments(len(rows), iteration.restarts):

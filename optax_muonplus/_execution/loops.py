@@ -116,7 +116,7 @@ def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Arr
 
 @jax.custom_jvp
 @jax.jit  # so that it is traced once
-def sharded_like(reference: jax.Array, result: jax.Array) -> jax.Array:
+def shard_like(reference: jax.Array, result: jax.Array) -> jax.Array:
     """Gives ``result`` the sharding of ``reference`` on a mesh with Auto axes.
 
     A loop whose first turn would replace one by the other never has that turn, which the compiler
@@ -130,10 +130,10 @@ def sharded_like(reference: jax.Array, result: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda state: state[0], replaced, (never, result))[1]
 
 
-@sharded_like.defjvp
-def _sharded_like_derivative(primals: Any, tangents: Any) -> Any:
+@shard_like.defjvp
+def _shard_like_derivative(primals: Any, tangents: Any) -> Any:
     """Differentiates the result alone: a loop has no reverse derivative."""
-    return sharded_like(*primals), tangents[1]
+    return shard_like(*primals), tangents[1]
 
 
 def map_slices(
@@ -190,7 +190,7 @@ def _slice_derivative(
 
 
 @jax.custom_jvp
-def concatenated(arrays: list[jax.Array]) -> jax.Array:
+def concatenate(arrays: list[jax.Array]) -> jax.Array:
     """Joins arrays along their first axis.
 
     Each is written by the operation that computes it. On a TPU a short ``jnp.concatenate`` is a
@@ -205,8 +205,8 @@ def concatenated(arrays: list[jax.Array]) -> jax.Array:
     return stack
 
 
-@concatenated.defjvp
-def _concatenated_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+@concatenate.defjvp
+def _concatenate_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """Uses ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array."""
     return jax.jvp(jnp.concatenate, primals, tangents)
 

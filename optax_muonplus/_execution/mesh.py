@@ -29,7 +29,7 @@ from optax_muonplus._execution.local import apply_batched, apply_local, apply_to
 from optax_muonplus._execution.loops import (
     Arrays,
     Platform,
-    concatenated,
+    concatenate,
     on_its_platform,
     platform_of,
 )
@@ -182,7 +182,7 @@ class _Device:
         narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
         parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
         # A GPU joins arrays with fewer operations, a TPU in place.
-        return concatenated(parts) if self.platform == "tpu" else jnp.concatenate(parts)
+        return concatenate(parts) if self.platform == "tpu" else jnp.concatenate(parts)
 
     def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
         """Writes shards into the rows of a send buffer."""

@@ -13,7 +13,7 @@ two work-arounds:
 - It does not promise to sum bfloat16 products in float32. Operands of such products are therefore
   cast to float32 there, multiplied, and the result is rounded, which gives the same sums of the
   same rounded numbers.
-- XLA may drop a cast to bfloat16 and back as if it changed nothing. :func:`rounded` therefore
+- XLA may drop a cast to bfloat16 and back as if it changed nothing. :func:`round_to` therefore
   rounds by an operation of its own, ``reduce_precision``, which XLA keeps.
 """
 
@@ -42,7 +42,7 @@ Scale = jax.Array  # (*batch, 1 or n, 1)
 Precision = jax.lax.Precision | None
 
 
-def rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def round_to(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Rounds ``x`` to ``dtype``, in a way that XLA keeps even if the result is cast back.
 
     Complex arrays are only cast: ``reduce_precision`` does not take them, and no complex dtype is
@@ -87,7 +87,7 @@ class Products:
     block: int = 1
     saves_passes: bool = False
 
-    def padded(self, y: Matrices) -> Matrices:
+    def pad(self, y: Matrices) -> Matrices:
         """Adds zeros up to sides that matrix units like, which change no other element.
 
         XLA would else pad odd sides before every product, a pass over the matrices each time.
@@ -109,7 +109,7 @@ class Products:
         result = self.dtype if exact else self.operand
         if self.upcast_operands:
             a, b = a.astype(self.dtype), b.astype(self.dtype)
-            return rounded(jnp.matmul(a, b, precision=self.precision), result)
+            return round_to(jnp.matmul(a, b, precision=self.precision), result)
         return jnp.matmul(a, b, precision=self.precision, preferred_element_type=result)
 
     def gram(self, y: Matrices) -> Square:
@@ -132,7 +132,7 @@ class Products:
             if scale is not None and self.saves_passes:
                 c = c * scale ** (2 * degree)
             p = p + c * power.astype(self.dtype)
-        return self._scaled(p, scale)
+        return self._scale_side(p, scale)
 
     def segment(
         self,
@@ -154,20 +154,20 @@ class Products:
         if len(rows) == 1:
             if self.saves_passes and rows[0][2:] == (1.0,) and is_positive(rows[0]):
                 return self._multiply(self._complete_square(gram, rows[0]), y)
-            return self._multiply(rounded(self.polynomial(gram, rows[0], scale), self.operand), y)
+            return self._multiply(round_to(self.polynomial(gram, rows[0], scale), self.operand), y)
         # One number scales the last P, so that the first is rounded once, for R and for y.
         one = scale is not None and scale.shape[-2] == 1
         first, last = (None, scale) if one else (scale, None)
         p = self.polynomial(gram, rows[0])
-        total = rounded(self._scaled(p, first), self.operand)
+        total = round_to(self._scale_side(p, first), self.operand)
         for i, row in enumerate(rows[1:], start=2):
-            operand = rounded(p, self.operand)
+            operand = round_to(p, self.operand)
             gram = self.matmul(self.matmul(gram, operand), operand)
             p = self.polynomial(gram, row, last if i == len(rows) else None)
             # The factors commute, but their errors do not: each P must stand next to the y that the
             # earlier ones have multiplied, or its error in large singular values of y is multiplied
             # as the small ones are.
-            total = self._multiply(rounded(p, self.operand), total)
+            total = self._multiply(round_to(p, self.operand), total)
         return self._multiply(total, y)
 
     def _complete_square(self, gram: Square, row: Row) -> Square:
@@ -177,7 +177,7 @@ class Products:
         """
         half = row[1] / 2
         exact = diagonal(gram).astype(self.dtype) + half
-        changed = rounded(exact, self.operand)
+        changed = round_to(exact, self.operand)
         # What rounding takes from the diagonal of S, its square gets back. Without that, the result
         # is up to twice as far from the polynomial.
         lost = 2 * (exact - changed) * changed
@@ -186,12 +186,12 @@ class Products:
         s = with_diagonal(gram, changed)
         square = self.matmul(s, s)
         entries = diagonal(square).astype(self.dtype) + (row[0] - half**2 + lost)
-        return with_diagonal(square, rounded(entries, self.operand))
+        return with_diagonal(square, round_to(entries, self.operand))
 
     def _multiply(self, p: jax.Array, y: jax.Array) -> jax.Array:
         return self.matmul(p, y) if self.left else self.matmul(y, p)
 
-    def _scaled(self, p: jax.Array, scale: jax.Array | None) -> jax.Array:
+    def _scale_side(self, p: jax.Array, scale: jax.Array | None) -> jax.Array:
         """Scales the side of ``p`` that multiplies the short side of ``y``."""
         if scale is None:
             return p

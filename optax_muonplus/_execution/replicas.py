@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.record import LeafSharding, as_named, usable_axes
-from optax_muonplus._execution.batches import chunked, grouped
+from optax_muonplus._execution.batches import cut_into_chunks, group_by
 from optax_muonplus._execution.plan import BUCKET_BYTES
 from optax_muonplus._execution.sharded_leaf import from_lines, in_lines
 
@@ -50,11 +50,11 @@ def gather(parts: Sequence[jax.Array], cuts: tuple[Cut, ...]) -> list[jax.Array]
 
     def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
         results: dict[int, jax.Array] = {}
-        for group in grouped(range(len(shards)), lambda i: (cuts[i].names, shards[i].dtype)):
+        for group in group_by(range(len(shards)), lambda i: (cuts[i].names, shards[i].dtype)):
             names = cuts[group[0]].names
             replicas = math.prod(mesh.shape[name] for name in names)
             nbytes = [shards[i].nbytes * replicas for i in group]
-            for bucket in chunked(group, nbytes, BUCKET_BYTES):
+            for bucket in cut_into_chunks(group, nbytes, BUCKET_BYTES):
                 lines = [in_lines(shards[i].reshape(-1)) for i in bucket]
                 gathered = jax.lax.all_gather(jnp.concatenate(lines), names)
                 stop = 0

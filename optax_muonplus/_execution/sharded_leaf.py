@@ -45,7 +45,7 @@ class ShardedLeaf(NamedTuple):
     def item(self, mesh: Any) -> "ShardedLeaf":
         """Describes one item, with one batch axis of size 1 in front."""
         sharding = LeafSharding(mesh, ((), *map(self._cutting, self.layout.matrix_axes)))
-        return self._replace(layout=self.layout.stacked(1), sharding=sharding)
+        return self._replace(layout=self.layout.stack(1), sharding=sharding)
 
     @property
     def cut_axes(self) -> tuple[str, ...]:
@@ -99,14 +99,14 @@ class ShardedLeaf(NamedTuple):
         shards = from_lines(rows.reshape(len(rows), count, -1, LANES), math.prod(self.local_shape))
         shards = shards.reshape(*self.grid(self.cut_axes), count, *self.local_shape[1:])
         items = shards.transpose(self._joining).reshape(count, *self.layout.shape[1:])
-        layout, dtypes = self.layout.stacked(count), (self.dtype, self.result_dtype)
+        layout, dtypes = self.layout.stack(count), (self.dtype, self.result_dtype)
         matrices = map(Operand.of, layout.to_matrices(items))
         return [MatrixBatch(x, layout.transposed, *dtypes) for x in matrices]
 
     def to_rows(self, matrices: Sequence[jax.Array]) -> jax.Array:
         """Inverts :meth:`to_batches`."""
         count = sum(x.size for x in matrices) // math.prod(self.layout.shape)
-        items = self.layout.stacked(count).from_matrices(matrices)
+        items = self.layout.stack(count).from_matrices(matrices)
         shape = [count]
         for names, n in zip(self.sharding.spec[1:], self.local_shape[1:], strict=True):
             shape += [*self.grid(names), n]

@@ -32,8 +32,8 @@ import jax.numpy as jnp
 from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution import products
-from optax_muonplus._execution.batches import MatrixBatch, chunked, grouped
-from optax_muonplus._execution.loops import concatenated, map_slices
+from optax_muonplus._execution.batches import MatrixBatch, cut_into_chunks, group_by
+from optax_muonplus._execution.loops import concatenate, map_slices
 from optax_muonplus._execution.polar import FastPolar
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
@@ -65,7 +65,7 @@ def _round_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
     for every slice and in float32. A single array is rounded before the barrier if results are as
     narrow, since the momentum that it was made of then is too; or else it is left to XLA.
     """
-    narrow = batch.rounded_early(program)
+    narrow = batch.round_early(program)
     if narrow.operand.compute is not None:
         kept = narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
         first = program.functions[0]
@@ -110,11 +110,11 @@ def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to stacks of the matrices that are stored in one shape."""
     results: dict[int, jax.Array] = {}
-    for group in grouped(batches, lambda x: x._replace(transposed=False).program_key):
+    for group in group_by(batches, lambda x: x._replace(transposed=False).program_key):
         # Sorted, so that each stack has the two layouts in two runs.
         members = sorted(group, key=lambda i: batches[i].transposed)
         sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
-        for chunk in chunked(members, sizes, STACK_BYTES):
+        for chunk in cut_into_chunks(members, sizes, STACK_BYTES):
             parts = [batches[i] for i in chunk]
             upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.operand.load() for x in parts])
@@ -164,15 +164,15 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
     ]
     stored = [_swap_sides(x) if t else x for x, t in zip(batches, turned, strict=True)]
     results: dict[int, jax.Array] = {}
-    for group in grouped(stored, lambda x: (x.program_key, x.shape[0] == 1)):
+    for group in group_by(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
                 results[i] = map_slices(_of_arrays(program, stored[i]), stored[i].operand.arrays, 1)
             continue
-        narrow = {i: stored[i].rounded_early(program) for i in group}
+        narrow = {i: stored[i].round_early(program) for i in group}
         sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
-        for chunk in chunked(group, sizes, TPU_STACK_BYTES):
-            stack = concatenated([narrow[i].operand.load() for i in chunk])
+        for chunk in cut_into_chunks(group, sizes, TPU_STACK_BYTES):
+            stack = concatenate([narrow[i].operand.load() for i in chunk])
             stack = map_slices(narrow[chunk[0]].apply(program), (stack,), 1, in_place=True)
             results |= zip(chunk, jnp.split(stack, len(chunk)), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]

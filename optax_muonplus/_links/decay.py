@@ -35,7 +35,7 @@ def cautious_decay(
     """
     link = optax.add_decayed_weights(weight_decay, mask)
 
-    def decayed(update: jax.Array, parameter: Any, decay: jax.Array) -> jax.Array:
+    def decay_entries(update: jax.Array, parameter: Any, decay: jax.Array) -> jax.Array:
         # Signs are multiplied, not sizes: the product of small numbers of two signs would be -0.
         agree = jnp.real(jnp.sign(update) * jnp.sign(parameter).conj()) >= 0
         return jnp.where(agree, update + decay, update)
@@ -43,12 +43,12 @@ def cautious_decay(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         # Mask and schedule are Optax's: its link makes the decay of updates that are zero.
         decay, state = link.update(optax.tree.zeros_like(updates), state, params)
-        return jax.tree.map(decayed, updates, params, decay), state
+        return jax.tree.map(decay_entries, updates, params, decay), state
 
     return optax.GradientTransformation(link.init, update)
 
 
-def decayed_weights(
+def decay_weights(
     weight_decay: optax.ScalarOrSchedule, mask: Any = None, cautious: bool = False
 ) -> optax.GradientTransformation:
     """Optax's decay or the cautious one; without parameters, where it is zero as a number."""

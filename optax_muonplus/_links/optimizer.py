@@ -6,7 +6,7 @@ import optax
 
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._execution.apply import apply
-from optax_muonplus._links.decay import check_rate, decayed_weights, scale_by_rate
+from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
 from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices, MatricesFields
@@ -82,7 +82,7 @@ def optimizer(
         others = nadamw(learning_rate)
     matrices = matrix_chain(
         rule,
-        decayed_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
+        decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
         scale_by_rate(learning_rate),
         where=where,
         **fields,

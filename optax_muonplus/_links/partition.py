@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, promoted
+from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, promote
 from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._core.precision import saturating_cast
-from optax_muonplus._links.decay import check_rate, decayed_weights, real, scale_by_rate
+from optax_muonplus._links.decay import check_rate, decay_weights, real, scale_by_rate
 
 
 def partition(
@@ -75,10 +75,10 @@ def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransf
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates = promoted(updates, params)
-        made, new = inner.update(*jax.tree.map(_widened, (updates, state, params)), **extra)
-        made = jax.tree.map(functools.partial(_as_before, jnp.float16), made, updates)
-        return made, jax.tree.map(functools.partial(_as_before, jnp.inexact), new, state)
+        updates = promote(updates, params)
+        made, new = inner.update(*jax.tree.map(_widen, (updates, state, params)), **extra)
+        made = jax.tree.map(functools.partial(_cast_back, jnp.float16), made, updates)
+        return made, jax.tree.map(functools.partial(_cast_back, jnp.inexact), new, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -104,15 +104,15 @@ def nadamw(
     b1, b2, eps_root = map(real, (b1, b2, eps_root))
     return optax.chain(
         optax.scale_by_adam(b1, b2, eps_root=eps_root, nesterov=nesterov),
-        decayed_weights(weight_decay),
+        decay_weights(weight_decay),
         scale_by_rate(learning_rate),
     )
 
 
-def _widened(x: Any) -> Any:
+def _widen(x: Any) -> Any:
     return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
 
 
-def _as_before(kind: Any, x: Any, before: Any) -> Any:
+def _cast_back(kind: Any, x: Any, before: Any) -> Any:
     now, then = jnp.result_type(x), jnp.result_type(before)
     return saturating_cast(x, then) if now != then and jnp.issubdtype(then, kind) else x

@@ -20,7 +20,7 @@ from optax_muonplus._chain.paths import (
     flatten_tree,
     flatten_with_names,
     is_hole,
-    listed,
+    list_paths,
     path_name,
 )
 from optax_muonplus._chain.record import LeafInfo
@@ -89,8 +89,8 @@ def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected:
     pairs = zip(tree.paths, nearest, strict=True)
     if wrong := [(path_name(path), f"has {x}") for path, x in pairs if not isinstance(x, kind)]:
         raise ValueError(
-            f"The {what} do not match the parameters: {listed(wrong)}. Give every parameter, or a"
-            f" subtree above it, {expected}."
+            f"The {what} do not match the parameters: {list_paths(wrong)}. Give every parameter, or"
+            f" a subtree above it, {expected}."
         )
     return nearest
 

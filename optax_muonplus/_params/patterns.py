@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optax_muonplus._chain.layout import AxisNumbers, DimensionNumbers
-from optax_muonplus._chain.paths import listed
+from optax_muonplus._chain.paths import list_paths
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.language import PathRule
@@ -65,5 +65,5 @@ def check_matches(
         raise ValueError(
             f"Patterns that match no parameter: {', '.join(map(repr, idle))}. A rule needs the"
             " right number of axes too, and vectors are no matrices. The paths are:"
-            f" {listed((x.name, x.layer_shape) for x in leaves)}."
+            f" {list_paths((x.name, x.layer_shape) for x in leaves)}."
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from optax_muonplus._chain.layout import AxisNumbers
-from optax_muonplus._chain.paths import Path, listed
+from optax_muonplus._chain.paths import Path, list_paths
 from optax_muonplus._chain.record import LeafInfo
 
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
@@ -41,7 +41,7 @@ def with_stacks(
         if len({tuple(x.shape[axis] for axis in x.stack) for x in members}) > 1:
             raise ValueError(
                 f"layer_axes finds several numbers of layers below {node!r}:"
-                f" {listed((x.name, x.shape) for x in members)}. One stack has one number of"
+                f" {list_paths((x.name, x.shape) for x in members)}. One stack has one number of"
                 " layers. Give a pattern that leaves out what is not stacked, or its own axis."
             )
     return stacked
