@@ -1,4 +1,4 @@
-"""The method of the paper on arrays ``(*batch, out, in)``. It imports no other room.
+"""The method of the paper on arrays ``(*batch, out, in)``. It imports no other folder.
 
 ``newton_schulz`` defines the polar factor, and ``momentum`` has the whole update of a matrix. Its
 functions are values with options, in ``orthogonalize``, ``normalize`` and ``scale``. Rows of the

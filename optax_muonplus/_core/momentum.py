@@ -43,7 +43,7 @@ def muon_plus(
         paper's code; of M otherwise, as in its equation.
       orthogonalize: Ortho.
       normalize: Norm.
-      scale: the factor by the shape.
+      scale: the factor by the shape; by default :math:`\sqrt{\max(1, m/n)}`, not the paper's.
     """
     momentum = moving_average(momentum, gradient, beta)
     x = look_ahead(momentum, gradient if nesterov else None, beta)

@@ -1,4 +1,4 @@
-"""The door of this room: functions applied to the matrices of leaves, wherever these lie."""
+"""The entry of this folder: functions applied to the matrices of leaves, wherever these lie."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-r"""The Newton-Schulz iteration as it runs; ``method.newton_schulz`` defines what it computes.
+r"""The Newton-Schulz iteration as it runs; ``_core.newton_schulz`` defines what it computes.
 
 It is either plain or on the Gram matrix, in one loop. If the shorter side of X is the left one, a
 step multiplies X from the left by a polynomial P of the Gram matrix R. All of these matrices

@@ -29,8 +29,8 @@ def map_blocks(
       leaves: records of the leaves of ``tree``, all matrices.
       tree: updates.
       others: trees of the same structure, with leaves of the same shapes or statistics of their
-        rows or matrices, whose summed axes have size 1 (one for each block, where blocks are fused
-        along them).
+        rows, columns or matrices, whose summed axes have size 1 (one for each block, where blocks
+        are fused along them).
       n_results: how many arrays ``function`` returns in a tuple; None for one array.
 
     Returns:

@@ -35,7 +35,7 @@ def matrix_chain(
 
         - a link of this library, such as ``omp.momentum()`` or ``omp.orthogonalize()``, or what it
           is made of, such as ``omp.polar.Orthogonalize()``;
-        - a function on arrays ``(batch, out, in)``;
+        - a function on arrays ``(batch, out, in)`` that does not mix matrices of the batch;
         - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
           for a link with a state of its own. ``leaves`` are records of the matrices,
           :class:`optax_muonplus.transforms.LeafInfo`, in the order of ``jax.tree.leaves``.
