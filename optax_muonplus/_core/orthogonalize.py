@@ -26,8 +26,8 @@ class Orthogonalize(MatrixFunction):
     r"""Replaces matrices by their polar factors, exact or approximate.
 
     A call maps matrices ``(*batch, out, in)``, real or complex, to an array of the same shape and
-    dtype. It computes the definition, product by product. An optimizer runs the same polynomial by
-    :class:`FastPolar`, in half to four fifths of the time on a CPU. Newton-Schulz iterates
+    dtype. It computes the definition, product by product. An optimizer runs the same polynomial in
+    half to four fifths of the time on a CPU. Newton-Schulz iterates
 
     .. math::
       X \leftarrow M / (\nu(M) + \epsilon), \qquad
