@@ -20,7 +20,7 @@ class Matrices:
     The same object serves the labels of ``optax.partition`` and the links that work on matrices.
 
     Attributes:
-      rules: as in :func:`optax_muonplus.muonplus`, like the others.
+      rules: as in :func:`optax_muonplus.muonplus`, as are all other fields.
       layer_axes: the axes along which layers are stacked.
       weight_dimension_numbers: instead of both, a tree, prefix tree or function. ``muonplus`` calls
         it ``muon_weight_dimension_numbers``, as ``optax.contrib.muon`` does.
@@ -57,7 +57,7 @@ class Matrices:
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing is said: matrices are read by the default rules."""
+        """Whether all fields have their defaults, so that the default rules read the matrices."""
         return self._reader is None and self.sharding is None
 
     def labels(self, params: Any) -> Any:
