@@ -26,3 +26,5 @@ from optax_muonplus._core.precision import sum_of_squares as sum_of_squares
 from optax_muonplus._core.precision import upcast_for_sum as upcast_for_sum
 from optax_muonplus._core.scale import ScaleByShape as ScaleByShape
 from optax_muonplus._core.scale import ShapeScale as ShapeScale
+
+__all__ = sorted(name for name in dir() if not name.startswith("_"))

@@ -14,3 +14,5 @@ from optax_muonplus._core.orthogonalize import Orthogonalize as Orthogonalize
 from optax_muonplus._core.orthogonalize import Polar as Polar
 from optax_muonplus._execution.polar import FastPolar as FastPolar
 from optax_muonplus._execution.polar import polar_factor as polar_factor
+
+__all__ = sorted(name for name in dir() if not name.startswith("_"))

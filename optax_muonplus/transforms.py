@@ -22,3 +22,5 @@ from optax_muonplus.int8 import Int8MomentumState as Int8MomentumState
 from optax_muonplus.int8 import find_momentum as find_momentum
 from optax_muonplus.zero1 import shard_state as shard_state
 from optax_muonplus.zero1 import state_layout as state_layout
+
+__all__ = sorted(name for name in dir() if not name.startswith("_"))

@@ -133,18 +133,10 @@ def choose_algorithm(
     operand: jnp.dtype,
     sums: jnp.dtype,
 ) -> tuple[tuple[int, ...], Precision, bool]:
-    """Returns how the iteration of matrices ``(..., out, in)`` is carried out.
+    """Returns how the iteration of matrices of that shape is carried out.
 
-    Args:
-      options: the iteration.
-      platform: where it runs.
-      shape: of the matrices.
-      operand: dtype of the operands of products.
-      sums: dtype of sums.
-
-    Returns:
-      The steps that compute the Gram matrix again, the precision of products, and whether operands
-      are cast to the dtype of sums.
+    That is the steps that compute the Gram matrix again, the precision of products, and whether
+    operands are cast to the dtype of ``sums``.
     """
     rows, polar = options.coefficients.rows, options.polar
     plain = every_step(len(rows))

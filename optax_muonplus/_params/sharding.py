@@ -182,8 +182,8 @@ def _check_spec(
     entries, usable = _spec_entries(spec, len(shape)), usable_axes(mesh)
     if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
         raise ValueError(
-            f"{spec} names {', '.join(sorted(taken))}, which a surrounding jax.shard_map has taken;"
-            " arrays inside of it are single shards, and a shard of a matrix has no polar factor"
+            f"{spec} names {', '.join(sorted(taken))}, which the mesh of the parameters lacks or a"
+            " surrounding jax.shard_map has taken, and a shard of a matrix has no polar factor"
         )
     entries = tuple(tuple(name for name in names if name in usable) for names in entries)
     shards = [math.prod(mesh.shape[name] for name in names) for names in entries]

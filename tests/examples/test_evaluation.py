@@ -14,8 +14,10 @@ def test_all_of_the_validation_text_is_evaluated_whatever_the_batch(text):
         return found
 
     windows = (len(assemble_toy(text, "", 1).dataset.val.ids) - 1) // 16
-    assert windows > 24 and windows % 24 and windows % 7
+    # The text is of Python's own source: other versions have another number of windows.
+    small, large = (next(n for n in sizes if windows % n) for sizes in ((7, 5, 9), (24, 40, 56)))
+    assert windows > large
     whole = evaluated("", 1, batch_size=windows)
-    for mesh, devices, size, parts in (("", 1, 7, 1), ("", 1, 24, 2), (CUBE, 8, 24, 1)):
+    for mesh, devices, size, parts in (("", 1, small, 1), ("", 1, large, 2), (CUBE, 8, large, 1)):
         found = evaluated(mesh, devices, batch_size=size, accumulate=parts)
         assert found == pytest.approx(whole, rel=1e-6)
