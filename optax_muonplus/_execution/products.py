@@ -152,7 +152,8 @@ class Products:
         """
         # P is scaled instead of y, because it is the smaller of the two.
         if len(rows) == 1:
-            if self.saves_passes and rows[0][2:] == (1.0,) and is_positive(rows[0]):
+            is_monic = rows[0][2:] == (1.0,) and is_positive(rows[0])
+            if self.saves_passes and is_monic and scale is None:  # else gram is the unscaled one
                 return self._multiply(self._complete_square(gram, rows[0]), y)
             return self._multiply(round_to(self.polynomial(gram, rows[0], scale), self.operand), y)
         # One number scales the last P, so that the first is rounded once, for R and for y.

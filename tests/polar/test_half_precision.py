@@ -269,6 +269,18 @@ def test_the_iteration_of_a_gpu_is_as_near_to_the_polynomial(table):
         assert np.sqrt(squares[0] / squares[1]).max() < 1.1, shape
 
 
+def test_rows_that_end_in_one_are_scaled_in_the_first_step_on_a_gpu():
+    """Later steps complete the square of such rows, for which the Gram matrix must be scaled."""
+    x = 3 * matrix("gaussian", 64, 64)
+    for steps in (1, 3):
+        options = Orthogonalize([(2.0, -2.0, 1.0)] * steps, steps, compute_dtype="bfloat16")
+        iteration = FastPolar(options).iteration("gpu", x.shape, jnp.float32)
+        products = dataclasses.replace(iteration.products, upcast_operands=True)
+        found = iterate(x[None], 0.0, dataclasses.replace(iteration, products=products))[0]
+        expected = Orthogonalize([(2.0, -2.0, 1.0)] * steps, steps)(x)
+        assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
+
+
 def test_stacks_are_copied_in_half_precision_on_a_gpu():
     tree = {f"layer_{i}": {"kernel": (64, 24)} for i in range(3)}
     tx = omp.scale_by_muonplus(compute_dtype="bfloat16")
