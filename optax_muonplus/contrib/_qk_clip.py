@@ -129,7 +129,7 @@ def qk_clip(
             factors = _head_factors(modules[module], maxima, threshold, size, fused)
             for layer, of_heads in zip(modules[module], factors, strict=True):
                 i = layer.leaf.index
-                new[i] = _scale_side(new[i], own[i], _per_output(layer, of_heads))
+                new[i] = _scale_outputs(new[i], own[i], _per_output(layer, of_heads))
         return tree.unflatten(new), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -193,10 +193,10 @@ def _head_factors(
                 f" max_logits of shape {maxima.shape}: {heads} heads of queries, with {size}"
                 " outputs each. Give (*layers, heads of queries), and qk_clip(head_size=...)."
             )
-        group_by = queries.reshape(*stack, shared, heads // shared)
-        keys = group_by.min(axis=-1, keepdims=True)
+        in_groups = queries.reshape(*stack, shared, heads // shared)
+        keys = in_groups.min(axis=-1, keepdims=True)
         if layer.side == FUSED:
-            order = [group_by, keys, jnp.ones_like(keys)]
+            order = [in_groups, keys, jnp.ones_like(keys)]
             if fused == "blocks":
                 order = [x.reshape(*stack, 1, -1) for x in order]
             found.append(jnp.concatenate(order, axis=-1).reshape(*stack, n))
@@ -213,7 +213,7 @@ def _per_output(layer: QueryKeyLayer, factors: jax.Array) -> jax.Array:
     return jnp.repeat(factors, size, axis=-1).reshape(free)
 
 
-def _scale_side(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
+def _scale_outputs(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
     """Returns the update after which the parameter is ``factor`` times what it would have been."""
     wide = jnp.promote_types(jnp.result_type(update, parameter), jnp.float32)
     u, p, f = (jnp.asarray(x, wide) for x in (update, parameter, factor))
