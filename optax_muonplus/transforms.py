@@ -1,6 +1,6 @@
 """What chains are made of and what their states hold: for variants of one's own, and for tools.
 
-``dir`` lists the names. Links and ``matrix_chain`` are at the top: ``optax_muonplus.momentum``.
+Links and ``matrix_chain`` are at the top: ``optax_muonplus.momentum``.
 """
 
 from optax_muonplus._chain.chain import MatrixTransformation as MatrixTransformation

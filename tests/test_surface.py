@@ -47,6 +47,11 @@ def names_in(lists):
     return found
 
 
+def test_help_lists_what_a_module_gathers():
+    for module in (omp.transforms, omp.polar, omp.matrices):
+        assert module.__all__ == [name for name in dir(module) if not name.startswith("_")]
+
+
 def test_the_public_names_are_these():
     public = set()
     for name in dir(omp):

@@ -32,6 +32,8 @@ def test_errors_name_the_leaf():
     assert "q/kernel" in shown and "(16, 6) into [1, 4]" in shown and "k/kernel" not in shown
     elsewhere = NamedSharding(make_mesh((8,), "c"), P("c"))
     assert "on one mesh" in message({"q": sharding, "k": elsewhere}, single)
+    shown = message(elsewhere)  # of arrays that lie on a mesh
+    assert "q/kernel: " in shown and "names c, which the mesh of the parameters lacks" in shown
 
 
 @pytest.mark.parametrize(
