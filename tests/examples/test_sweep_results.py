@@ -142,16 +142,30 @@ def test_contrasts_that_are_none_are_refused(wrong, tmp_path, capsys):
 
 
 EXPERIMENTS = ROOT / "results" / "experiments"
-POOLED = EXPERIMENTS / "pooled" / "contrasts.json"
 
 
-def test_the_table_of_evidence_is_rounded_once_from_the_runs():
+@pytest.mark.parametrize(
+    "head, plan, sweeps, last",
+    [
+        ("| model and text", "pooled", ".", [("69", "-0.0096 ± 0.0060")]),
+        ("| 20 tokens a parameter", "last", "last", []),
+    ],
+)
+def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plan, sweeps, last):
     page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
-    table = "| model" + page.partition("| model")[2].partition("\n\n")[0]
+    table = head + page.partition(head)[2].partition("\n\n")[0]
     written = [(row[1], row[3].strip("*")) for row in rows(table)]
-    found = [contrasts.measured(each, EXPERIMENTS) for each in contrasts.read(POOLED)]
+    lines = contrasts.read(EXPERIMENTS / plan / "contrasts.json")
+    found = [contrasts.measured(each, EXPERIMENTS / sweeps) for each in lines]
     expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
-    assert written == [*expected, ("69", "-0.0096 ± 0.0060")]
+    assert written == [*expected, *last]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choose.md", "docs/trainer/experiments.md"])
+def test_pages_have_the_planned_test_of_20_tokens(page):
+    line = contrasts.read(EXPERIMENTS / "last" / "contrasts.json")[0]
+    found = contrasts.measured(line, EXPERIMENTS / "last")
+    assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
 
 
 def test_a_pooled_mean_is_that_of_paule_and_mandel_with_hartung_and_knapps_interval():
