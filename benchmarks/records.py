@@ -11,25 +11,18 @@ from typing import Any
 import jax
 
 import optax_muonplus as omp
+from examples.experiments.sweeps.machine import processor
 
 
 def describe_machine() -> dict[str, str]:
     """Names the device, the processor and versions of packages."""
     return {
         "device": jax.devices()[0].device_kind,
-        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "processor": f"{processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")},
         "optax_muonplus": omp.__version__,  # it may be imported without being installed
     }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.exists() else ():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def describe_run(module: str, config: Any) -> dict[str, Any]:

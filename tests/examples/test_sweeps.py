@@ -15,6 +15,7 @@ from examples import sweep
 from examples.experiments.sweeps import command_line as sweep_command_line
 from examples.experiments.sweeps import grid, results
 from examples.experiments.sweeps import run as sweep_run
+from examples.experiments.sweeps import machine
 from examples.experiments.sweeps.grid import Grid, Method, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
@@ -141,6 +142,7 @@ def test_every_run_has_one_line_in_the_ledger(done):
         config = json.loads((folder / "config.json").read_text())["config"]
         assert (config["optimizer"]["learning_rate"], config["seed"]) == (trial.rate, trial.seed)
         assert found.val == list(losses(folder, "val_loss").items())
+        assert found.commit == machine.commit() and found.processor == machine.processor()
 
 
 def test_sweep_runs_equal_runs_of_the_trainer(done, tmp_path, text):

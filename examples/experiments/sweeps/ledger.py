@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from examples.experiments.sweeps import machine
 from examples.experiments.sweeps.grid import Method, Trial
 from examples.trainer.runs.metrics import METRICS, read_metrics
 from examples.trainer.system import files
@@ -27,6 +28,9 @@ class Result:
     """The step at which the run was given up because its loss stayed not finite, or None."""
     seconds: float
     """Duration with compilation; for a resumed run, of its last part only."""
+    commit: str = ""
+    """The code that finished the run; empty in older ledgers."""
+    processor: str = ""
 
     @property
     def loss(self) -> float:
@@ -81,4 +85,6 @@ def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
         bits_per_byte=val[-1].get("val_bits_per_byte") if val else None,
         diverged_at=diverged_at,
         seconds=round(seconds, 1),
+        commit=machine.commit(),
+        processor=machine.processor(),
     )
