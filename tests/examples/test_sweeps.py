@@ -13,9 +13,8 @@ import pytest
 import optax_muonplus as omp
 from examples import sweep
 from examples.experiments.sweeps import command_line as sweep_command_line
-from examples.experiments.sweeps import grid, results
+from examples.experiments.sweeps import grid, machine, results
 from examples.experiments.sweeps import run as sweep_run
-from examples.experiments.sweeps import machine
 from examples.experiments.sweeps.grid import Grid, Method, Trial
 from examples.experiments.sweeps.ledger import Ledger
 from examples.experiments.sweeps.results import MUON
