@@ -105,7 +105,7 @@ class OptimizerConfig:
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
     adam_b1: tyro.conf.Suppress[Decay] = 0.9
     """AdamW's decay of the gradient mean."""
-    adam_b2: tyro.conf.Suppress[Decay] = 0.999
+    adam_b2: Decay = 0.999
     """AdamW's decay of the squared gradient."""
     adam_nesterov: bool = True
     """Let AdamW look one step ahead too (NAdamW), as Optax's Muon does, and the paper does not."""
