@@ -38,7 +38,7 @@ source_suffix = {".md": "myst-nb"}
 
 # Pages are executed, each in a fresh kernel; an error in one stops the build. What a page printed
 # is kept until its code changes, or any code that it may import.
-_imported = ("optax_muonplus/**/*.py", "examples/*.py", "examples/paper/*.py")
+_imported = ("optax_muonplus/**/*.py", "examples/*.py", "lab/paper/*.py")
 _files = sorted(path for pattern in _imported for path in ROOT.glob(pattern))
 _code = hashlib.sha256(b"".join(path.read_bytes() for path in _files)).hexdigest()[:16]
 nb_execution_mode = "cache"

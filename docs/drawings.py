@@ -24,7 +24,8 @@ DARK = {
 }  # fmt: skip
 
 # An update's share of that of optax.contrib.muon: one H100 in bfloat16, temporary memory of 24
-# layers of width 384 on a CPU, collectives of 12 layers on 4 x 2 devices (benchmarks/README.md).
+# layers of width 384 on a CPU, collectives of 12 layers on 4 x 2 devices: the tables of
+# lab/benchmarks/README.md.
 COSTS = (
     ("GPT-Small, one H100", 16.4, 4.6, "ms"),
     ("12 layers of LLaMA-1B, one H100", 119.9, 57.2, "ms"),

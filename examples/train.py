@@ -26,10 +26,6 @@ def run(argv: Sequence[str]) -> int:
     # Questions about flags are answered above, without the seconds that these imports take.
     from examples.trainer.runs import launch, processes
 
-    if isinstance(asked, NewRun) and asked.compile_for:
-        from examples.trainer.runs.compile_for import compile_for
-
-        return compile_for(asked, argv)
     processes.join(asked.machine)
     if isinstance(asked, NewRun) and asked.against:
         return launch.compare(asked, preset)

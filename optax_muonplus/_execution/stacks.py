@@ -17,7 +17,7 @@ quarter that mirrors another, have a quarter less of them and take longer: to jo
 results are read again.
 
 This was seen in programs that XLA compiled for an H100 and a v5e. Stacks were run on one H200:
-``benchmarks/README.md``, "On a GPU".
+``lab/benchmarks/README.md``, "On a GPU".
 """
 
 import dataclasses

@@ -104,7 +104,7 @@ def test_contrib_imports_what_users_import():
             assert room_of(other) == room or other in doors, f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+@pytest.mark.parametrize("folder", ["examples", "lab"])
 def test_only_public_modules_are_used_outside_the_library(folder):
     for path in (ROOT / folder).rglob("*.py"):
         for name in imported(path):
@@ -118,10 +118,16 @@ def test_only_public_modules_are_used_outside_the_library(folder):
                 assert not private, f"{path} uses {ast.unparse(node)}"
 
 
+@pytest.mark.parametrize("folder", ["optax_muonplus", "examples", "tests"])
+def test_nothing_imports_the_laboratory(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        assert "lab" not in {name.partition(".")[0] for name in imported(path)}, path
+
+
 def test_no_test_imports_a_test():
-    for path in (ROOT / "tests").rglob("*.py"):
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "lab/tests").rglob("*.py")]:
         for name in imported(path):
             parts = name.split(".")
-            if parts[0] == "tests" or parts[0].startswith("test_"):
+            if "tests" in parts[:2] or parts[0].startswith("test_"):
                 found = [part for part in parts if part.startswith("test_")]
                 assert not found, f"{path} imports {name}"

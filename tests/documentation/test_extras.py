@@ -27,9 +27,11 @@ def extras():
 
 
 def test_every_file_that_asks_for_a_package_or_an_extra_is_run_somewhere(extras):
-    given = {path for each in extras.ENVIRONMENTS.values() for path in each.tests} - {"tests"}
+    given = {path for each in extras.ENVIRONMENTS.values() for path in each.tests}
     assert all((ROOT / path).exists() for path in given)
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != pathlib.Path(__file__)]
+    given -= {"tests", "lab/tests"}
+    files = [path for tests in ("tests", "lab/tests") for path in (ROOT / tests).rglob("test_*.py")]
+    files.remove(pathlib.Path(__file__))
     for file in files:
         asks = re.search(r"importorskip|needs requirements/|allow_module_level", file.read_text())
         path = file.relative_to(ROOT).as_posix()

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.documents import PAGES, README, ROOT
 
+READMES = ("examples/README.md", "lab/README.md", "lab/benchmarks/README.md")
 OTHERS = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md")
 DOCUMENTS = {"README.md": README}
 DOCUMENTS |= {f"docs/{name}": text for name, text in PAGES.items()}
@@ -67,7 +68,7 @@ def slug(title):
     return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *READMES, "CHANGELOG.md"])
 def test_links_lead_to_files_and_headings(document):
     path = ROOT / document
     text = re.sub(r"^( *)```.*?^\1```$", "", path.read_text(), flags=re.M | re.S)
@@ -82,14 +83,14 @@ def test_links_lead_to_files_and_headings(document):
             assert anchor in map(slug, headings), f"{document} links to {target}"
 
 
-FOLDERS = "benchmarks|docs|examples|optax_muonplus|requirements|results|tests|\\.ci"
+FOLDERS = "docs|examples|lab|optax_muonplus|requirements|tests|\\.ci"
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "examples/README.md", "benchmarks/README.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, *READMES])
 def test_files_and_programs_that_are_named_exist(document):
     text = (ROOT / document).read_text()
     for path in re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./-]*\w)", text):
         assert (ROOT / path).exists(), f"{document} names {path}"
-    for name in re.findall(r"python -m ((?:benchmarks|examples)[\w.]*\w)", text):
+    for name in re.findall(r"python -m ((?:examples|lab)[\w.]*\w)", text):
         path = ROOT / name.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").exists(), f"{document} names {name}"

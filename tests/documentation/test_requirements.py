@@ -24,7 +24,7 @@ def written():
     for pattern in [*listed, "/.github", "/pyproject.toml"]:
         for found in ROOT.glob(pattern.strip("/")):
             for path in found.rglob("*") if found.is_dir() else [found]:
-                passed_by = {"__pycache__", "_build", "CHANGELOG.md"}
+                passed_by = {"__pycache__", "_build", "results", "CHANGELOG.md"}
                 if path.is_file() and not passed_by.intersection(path.parts):
                     yield path.read_text(errors="ignore")
 

@@ -9,7 +9,6 @@ import unittest.mock
 import jax
 import pytest
 
-from examples import parity
 from examples.trainer.models import sampling
 from examples.trainer.runs import report, trained
 from examples.trainer.runs.trained import CheckpointRef
@@ -23,8 +22,7 @@ def programs():
     keep = functools.lru_cache(maxsize=32)
     make, draw = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_draw))
     with contextlib.ExitStack() as patches:
-        for module in (program, parity):
-            patches.enter_context(unittest.mock.patch.object(module, "make_program", make))
+        patches.enter_context(unittest.mock.patch.object(program, "make_program", make))
         patches.enter_context(unittest.mock.patch.object(sampling, "make_draw", draw))
         yield
 

@@ -4,7 +4,6 @@ import signal
 
 import pytest
 
-from examples import sweep
 from examples.train import main
 from examples.trainer.runs import launch
 from examples.trainer.settings import command_line
@@ -18,8 +17,8 @@ from tests.support.trainer import (
 LLAMA = "--model.family llama"
 
 
-def error_of(capsys, argv, command=main):
-    assert command(argv) == 2
+def error_of(capsys, argv):
+    assert main(argv) == 2
     shown = capsys.readouterr()
     assert "Traceback" not in shown.err and not shown.out
     return shown.err
@@ -58,19 +57,6 @@ def test_flags_that_make_no_sense(flags, words, capsys, monkeypatch):
     monkeypatch.setattr(launch, "prepare", lambda *_: pytest.fail("a text was read"))
     monkeypatch.setattr(program, "make_program", lambda *_: pytest.fail("something was built"))
     assert words in error_of(capsys, [*TOY, *flags.split()])
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--optimizer.learning-rate 0.1", "values with --grid.rates"),
-        ("--optimizer.name adamw", "values with --grid.optimizers"),
-        ("--seed 7", "give their number as --grid.seeds"),
-        ("--grid.orthos jordan-0", "--grid.orthos jordan-0: give jordan, you"),
-    ],
-)
-def test_impossible_grids_are_refused(flags, words, capsys):
-    assert words in error_of(capsys, [*TOY, *flags.split()], sweep.main)
 
 
 def test_settings_of_a_recipe_that_the_rule_does_not_take():

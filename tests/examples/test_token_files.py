@@ -104,7 +104,7 @@ def test_both_splits_are_read_from_all_files(words, tmp_path, kind):
 
 
 def test_tokens_of_characters_have_their_bytes(tmp_path):
-    """As benchmarks.tiny_shakespeare has them: no token between texts, and no decoder."""
+    """As lab.benchmarks.tiny_shakespeare has them: no token between texts, and no decoder."""
     numbers = {letter: i for i, letter in enumerate("abö \n")}
     Tokenizer(models.WordLevel(numbers, unk_token="a")).save(str(tmp_path / "words.json"))
     for split, text in (("train", "ab\n" * 9), ("val", "ab öa\n")):

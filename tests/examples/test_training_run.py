@@ -14,6 +14,7 @@ from examples.trainer.data.loader import prefetch
 from examples.trainer.runs import metrics, progress
 from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND, read_metrics
 from examples.trainer.runs.progress import Display
+from examples.trainer.system import chips
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -65,6 +66,14 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
     assert all(word in lines[last] for word in ("loss", "grad", "tokens/s"))
     assert all(word in lines[last + 1] for word in ("val loss", "perplexity", "bits per byte"))
     assert max(map(len, lines[last : last + 2])) <= 100
+
+
+def test_peaks_are_found_by_the_beginning_of_a_kind():
+    assert chips.peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert chips.peak("NVIDIA H100 PCIe") == 756e12
+    assert chips.peak("TPU v5 lite") == 197e12 and chips.peak("TPU v5") == 459e12
+    assert chips.peak("TPU v5e") == 197e12 and chips.peak("TPU v6e") == 918e12
+    assert chips.peak("cpu") is None
 
 
 ALWAYS = {"step", "train_loss", "grad/norm/total", "optim/learning_rate", "optim/adam_lr"}

@@ -9,7 +9,6 @@ VARIABLE = "OPTAX_MUONPLUS_TEST_PLATFORM"
 FOLDERS = {
     "mesh": "needs eight devices, which a CPU simulates",
     "examples": "trains toys on simulated devices; the core's tests run on accelerators",
-    "benchmarks": "measures toys and reads programs for a CPU",
     "documentation": "reads files",
 }
 MARKS = {

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import optax
 
-from examples.compiled_programs import chips
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.model import training_flops_per_token
+from examples.trainer.system import chips
 from examples.trainer.system.errors import Diverged
 from examples.trainer.system.files import read_json_lines, write_atomically
 from examples.trainer.training import optimizers

@@ -43,9 +43,6 @@ class NewRun:
     difference."""
     file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Settings from a file of TOML, or from the config.json of a run; flags win over it."""
-    compile_for: str = ""
-    """Train nothing: compile for h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N, which need not be
-    there, and say whether the run fits, and what a step computes and sends."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""What compares optimizers: sweeps of runs, and the figures of the paper."""

@@ -1,0 +1,1 @@
+"""Research and measurement: imports `examples` and the library, and neither imports it."""
