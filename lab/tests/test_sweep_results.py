@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import re
+import shlex
 
 import numpy as np
 import pytest
@@ -159,6 +161,28 @@ def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plan, sweeps, l
     found = [contrasts.measured(each, EXPERIMENTS / sweeps) for each in lines]
     expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
     assert written == [*expected, *last]
+
+
+def commands():
+    """Words after `python -m lab.contrasts`, on pages of the site and in the laboratory's table."""
+    folders = {
+        "$E": str(contrasts_command.EXPERIMENTS),
+        "$S": "lab/results/benchmarks/yardsticks/tiny-shakespeare",
+    }
+    found = re.findall(r"^\| .*?\| `(\$E.*?)` \|", (ROOT / "lab/README.md").read_text(), re.M)
+    for page in ("docs/explain/evidence.md", "docs/trainer/experiments.md"):
+        found += re.findall(r"^python -m lab.contrasts (.*)", (ROOT / page).read_text(), re.M)
+    for name, folder in folders.items():
+        found = [command.replace(name, folder) for command in found]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_pages_find_their_ledgers(command, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert contrasts_command.main(shlex.split(command, comments=True)) == 0
+    shown = capsys.readouterr().out
+    assert " ± " in shown and "has no runs" not in shown
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/choose.md", "docs/trainer/experiments.md"])
