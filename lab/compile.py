@@ -16,7 +16,8 @@ from examples.trainer.training.program import check_settings
 from lab.compiled_programs import targets
 from lab.compiled_programs.targets import Target
 
-USAGE = "python -m lab.compile [PRESET] --for MACHINE [FLAGS]"
+PROGRAM = "python -m lab.compile"
+USAGE = f"{PROGRAM} [PRESET] --for MACHINE [FLAGS]"
 DESCRIPTION = """Compiles a training for a machine that need not be there, and prints whether it
 fits: memory of each program, products and collectives of a step."""
 FLAGS = "Presets and all other flags are those of `python -m examples.train`, --mesh among them."
@@ -25,7 +26,7 @@ FLAGS = "Presets and all other flags are those of `python -m examples.train`, --
 def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(
-        usage=USAGE, description=DESCRIPTION, epilog=FLAGS, allow_abbrev=False
+        prog=PROGRAM, usage=USAGE, description=DESCRIPTION, epilog=FLAGS, allow_abbrev=False
     )
     machines = "h100:N, v5e:4x4, v5p:2x2x1, v6e:2x2 or cpu:N"
     parser.add_argument("--for", dest="machine", metavar="MACHINE", required=True, help=machines)

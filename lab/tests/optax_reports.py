@@ -1,4 +1,4 @@
-"""Reports on `optax.contrib.muon`: `python -m pytest tests/optax_reports.py`.
+"""Reports on `optax.contrib.muon`: `python -m pytest lab/tests/optax_reports.py`.
 
 Each test says what Optax should do, and fails on an Optax that does not (all nine on 0.2.8 with jax
 0.10.2). pytest does not collect this file by itself. The tests use Optax, JAX and NumPy alone, so
