@@ -54,12 +54,11 @@ def check_matches(
 ) -> None:
     """Raises ValueError for a user's patterns that match no leaf, and none that was left out."""
     names = tree.names
+    named_shapes = [(name, leaf.layer_shape) for name, leaf in zip(names, leaves, strict=True)]
     idle = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
     for rule in rules:
         # The lists in optax_muonplus.rules may be idle.
-        if not rule.reading and not any(
-            rule.match(name, leaf.layer_shape) for name, leaf in zip(names, leaves, strict=True)
-        ):
+        if not rule.reading and not any(rule.match(*pair) for pair in named_shapes):
             idle.append(rule.pattern)
     if idle := [x for x in idle if not tree.could_match_masked(x)]:
         raise ValueError(

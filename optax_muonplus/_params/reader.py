@@ -181,10 +181,10 @@ class _Modules:
         A user's own pattern is searched in the path as it is, one of a table without dots in it.
         """
         module, path = _place(self.names[leaf.index])
+        given, shape = "/".join(leaf.path), leaf.layer_shape
         for rule in rules:
             is_users = not rule.reading
-            name = "/".join(leaf.path) if is_users else self.names[leaf.index]
-            fits = rule.match(name, leaf.layer_shape)
+            fits = rule.match(given if is_users else self.names[leaf.index], shape)
             if fits and (is_users or _agree(rule, self.shapes[module], path)):
                 return rule
         return None

@@ -11,6 +11,7 @@ from flax.core import FrozenDict
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
+from optax_muonplus._chain.record import LeafInfo
 from tests.support.trees import by_path, nested_shapes, random_tree
 
 
@@ -112,3 +113,11 @@ def test_frozen_parameters_cost_nothing(how):
         for t, p, s in [(tx, params, state), (omp.muonplus(0.1), trained, alone)]
     ]
     assert flops[0] == flops[1]
+
+
+def test_the_shape_of_a_leaf_is_not_made_anew_for_each_rule(monkeypatch):
+    calls = []
+    shape = LeafInfo.layer_shape.fget
+    monkeypatch.setattr(LeafInfo, "layer_shape", property(lambda x: calls.append(x) or shape(x)))
+    omp.muon_dimension_numbers(nested_shapes(a__kernel=(4, 6), b=(4, 6)), [("a", None)])
+    assert 0 < len(calls) < 20
