@@ -10,8 +10,9 @@ from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.language import PathRule
 
-# Keys of a path as jax.tree_util.keystr writes them by default.
-_KEY = re.compile(r"\[(['\"<]|\d+\])")
+# Keys of a path as jax.tree_util.keystr writes them by default: ['a'], or [0] at the beginning or
+# behind names with dots before them. "w[12]$" is a regular expression.
+_KEY = re.compile(r"\[['\"<]|^(\^?\.\w+)?(\.\w+)*\[\d+\]($|[.\[])")
 
 Rules = Sequence[Sequence[Any]]
 LayerAxes = Mapping[str, AxisNumbers] | None

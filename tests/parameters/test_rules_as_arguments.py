@@ -167,6 +167,8 @@ KEYSTR = [
     "[0]",
     "[<flat index 2>]",
     r"\['head'\]",
+    ".blocks[0]",
+    "^.layers[12].attn",
 ]
 
 
@@ -184,6 +186,9 @@ def test_a_path_as_jax_writes_it_is_refused(pattern):
 
 def test_classes_of_characters_and_names_with_dots_are_patterns():
     omp.describe(nested_shapes(head__kernel=(4, 6)), rules=[("[hH]ead/[a-k]", None)])
+    layer = {"w1": jnp.ones((4, 6)), "w2": jnp.ones((6, 4))}
+    for pattern in ("w[12]$", "w[1]", "^[01]/w", "[12]$", r"\d/w[0-9]", "1/.[12]", ".*[12]"):
+        omp.describe([layer, layer], rules=[(pattern, None)])
     omp.describe({"model.head.weight": jnp.ones((4, 6))}, rules=[(".head.weight", None)])
 
 
