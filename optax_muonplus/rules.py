@@ -28,16 +28,12 @@ _HEAD = "head of an actor or critic"
 
 AGENTS: tuple[_PathRule, ...] = (
     _adamw(
-        rf"(?i)((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){_COUNTER}{_LEAF}",
+        rf"{_TOP}(value|advantage){_COUNTER}/(kernel|w|weight)"
+        rf"|((*_)?{_ROLE}{_NET}?|(value|action|[qv]f?){_NET}|v_head/summary){_COUNTER}{_LEAF}"
+        rf"|(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_OUTPUT}{_COUNTER}{_LEAF}",
         _HEAD,
         condition=_is_outermost,
     ),
-    _adamw(
-        rf"(?i)(*_)?({_ROLE}|value|action|reward|[qv]f?)_?{_OUTPUT}{_COUNTER}{_LEAF}",
-        _HEAD,
-        condition=_is_outermost,
-    ),
-    _adamw(rf"{_TOP}(value|advantage){_COUNTER}/(kernel|w|weight)", _HEAD, condition=_is_outermost),
     _adamw(rf"(?i){_AGENT}/{_OUTPUT}{_LEAF}", _HEAD, condition=_is_outermost),
 )
 """Outputs of actors and critics get AdamW, by their names: Stoix, Mava, CleanRL, openpi, DreamerV3,

@@ -25,7 +25,6 @@ _IN_TABLE = re.compile(r"(?i)(?!.*(proj|linear|dense|kernel|bias))")
 # Equinox calls the lengths of rows g under weight normalization.
 _NORM = re.compile(r".*Norm(\d[dD])?$")
 _IN_NORM = re.compile("weight|g$")
-_CONVOLUTIONS = {"Conv", "ConvTranspose"}
 
 
 def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
@@ -35,16 +34,13 @@ def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
 
 @functools.lru_cache(maxsize=4096)
 def _kind(cls: type) -> str | None:
-    if any(base.__module__.startswith("flax.") for base in cls.__mro__):
-        return None
-    names = [base.__name__ for base in cls.__mro__]
-    if any(base.__module__.startswith("equinox.") for base in cls.__mro__) and (
-        _CONVOLUTIONS & {*names}
-    ):
+    names = {base.__name__ for base in cls.__mro__}
+    homes = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    if "equinox" in homes and names & {"Conv", "ConvTranspose"}:
         return "convolution"
-    if any(map(_TABLE.match, names)):
-        return "embedding"
-    return "norm" if any(map(_NORM.match, names)) else None
+    kinds = (("embedding", _TABLE), ("norm", _NORM))
+    found = (kind for kind, pattern in kinds if any(map(pattern.match, names)))
+    return None if "flax" in homes else next(found, None)
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Annotation]]:
@@ -54,9 +50,7 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Annotation]]:
         return
     children = {(*path, *path_of_keys((key,))): child for key, child in level[0]}
     kind = _kind(type(node))
-    has_bias = any(
-        child is not None and below[-1:] == ("bias",) for below, child in children.items()
-    )
+    has_bias = children.get((*path, "bias")) is not None
     names = {"embedding": None if has_bias else _IN_TABLE, "norm": _IN_NORM}.get(kind or "")
     reading = f"{kind} (class {type(node).__name__})"
     for below, child in children.items():
