@@ -61,10 +61,10 @@ class RuleReader:
         defaults = [_by_default(x, modules, annotations.get(x.path)) for x in leaves]
         leaves = with_layouts(map(_by_rule, users, defaults))
         # Matrices of default rules that seem to be one vector for each stacked layer.
-        for stack in infer_stacks(leaves):
-            why = f"no rule: a vector of each of {stack.members[0].shape[stack.axis]} layers?"
-            for x in stack.members:
-                if len(x.shape) == 2 and x.layout and users[x.index] is None:
+        for axis, members in infer_stacks(leaves).values():
+            why = f"no rule: a vector of each of {members[0].shape[axis]} layers?"
+            for x in members:
+                if len(x.shape) == 2 and x.layout and not users[x.index]:
                     leaves[x.index] = x._replace(
                         layout=None, dimension_numbers=None, rule=why, known=False
                     )

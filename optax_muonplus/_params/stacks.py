@@ -7,7 +7,6 @@ biases have two, as a kernel has. A vector of each layer is no matrix.
 import collections
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from numpy.lib.array_utils import normalize_axis_tuple
 
@@ -47,20 +46,12 @@ def with_stacks(
     return stacked
 
 
-class Stack(NamedTuple):
-    """Parameters that seem to have an axis of layers in common."""
-
-    node: Path  # the container of all of them
-    axis: int
-    members: Sequence[LeafInfo]
-
-
-def infer_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
+def infer_stacks(leaves: Sequence[LeafInfo]) -> dict[Path, tuple[int, Sequence[LeafInfo]]]:
     """Finds containers, by their names, whose leaves of two axes seem to be vectors of layers.
 
     All leaves of two axes and more below such a container have one size on one axis, which batches
     the kernels among them and is shorter than their widest side. A container with numbered
-    children is a list, not a stack.
+    children is a list, not a stack. Returns the axis and these leaves, by the container's path.
     """
     below: dict[Path, list[LeafInfo]] = collections.defaultdict(list)
     for leaf in leaves:
@@ -68,12 +59,11 @@ def infer_stacks(leaves: Sequence[LeafInfo]) -> list[Stack]:
             is_container = _CONTAINER.search(leaf.path[n - 1]) and not leaf.path[n].isdigit()
             if is_container and len(leaf.shape) > 1 and not leaf.stack:
                 below[leaf.path[:n]].append(leaf)
-    stacks: list[Stack] = []
+    stacks: dict[Path, tuple[int, Sequence[LeafInfo]]] = {}
     for node, members in sorted(below.items(), key=lambda item: len(item[0])):
-        is_inside = any(node[: len(stack.node)] == stack.node for stack in stacks)
-        axis = next((axis for axis in (0, 1) if _is_stack(axis, members)), None)
-        if axis is not None and not is_inside:
-            stacks.append(Stack(node, axis, members))
+        axes = [axis for axis in (0, 1) if _is_stack(axis, members)]
+        if axes and not any(node[: len(outer)] == outer for outer in stacks):
+            stacks[node] = axes[0], members
     return stacks
 
 

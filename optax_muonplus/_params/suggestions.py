@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from optax_muonplus._chain.layout import MatrixLayout, MuonDimensionNumbers, Shape
 from optax_muonplus._chain.paths import fold_all
 from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._params.neighbours import is_plausible
 from optax_muonplus._params.stacks import infer_stacks
 
 _WINDOW = 7  # where no name tells a window from layers and experts, its sides are no longer
+_QKV = r"(?i)(^|[/_])(w|to_)?(qkv|kv|[qkv]|query|key|value)(_proj(ection)?)?(/\w+)?$"
+_OUT = r"(?i)^(?!.*(expert|moe)).*\b(o|out|(attn_)?o(ut)?_proj(ection)?|attention_output)(/\w+)?$"
 _HELP = """]
 Arguments: input axes, then output axes. None sends a parameter to AdamW.
 Axes in neither (layers, experts, separate heads) are batch axes.
-(-2, -1) is a guess, and wrong for a layer with several axes of outputs or
-inputs, such as DenseGeneral: (0, (1, 2)) or ((0, 1), 2).
+Inputs or outputs may be several axes, such as (0, (1, 2)) in DenseGeneral.
 Where layers are stacked on an axis, pass layer_axes={pattern: axis}."""
 
 
@@ -21,29 +23,34 @@ def suggest_rules(leaves: Sequence[LeafInfo]) -> str:
     """Lists the unknown ones of all ``leaves``, and the arguments for them."""
     unknown = [x for x in leaves if not x.known]
     shown = [f"  {name} {shape}" for name, shape in fold_all((x.name, x.shape) for x in unknown)]
-    stacks = [x for x in infer_stacks(leaves) if not all(m.known for m in x.members)]
-    if stacks:
-        axes = {f"^{re.escape('/'.join(x.node))}/": x.axis for x in stacks}
+    stacks = infer_stacks(leaves).items()
+    stacked = [(node, axis) for node, (axis, found) in stacks if not all(x.known for x in found)]
+    if stacked:
+        axes = {f"^{re.escape('/'.join(node))}/": axis for node, axis in stacked}
         lines = ["These look like stacked layers. If they are, pass", f"layer_axes={axes!r}"]
         return "\n".join([*shown, *lines, "If not, write a rule for each."])
     biases = {x.path[:-1]: x.layer_shape for x in leaves if x.path[-1:] in (("bias",), ("b",))}
-    rules = dict.fromkeys(f"  {_rule(x, biases.get(x.path[:-1], ()))}," for x in unknown)
-    lines = ["If their axes are what these lines say, pass", "rules=[", *rules, _HELP]
+    rules, guesses = {}, {}
+    for leaf in unknown:
+        name, shape = "/".join(leaf.path), leaf.layer_shape
+        axes, is_guess = _axes(name, shape, biases.get(leaf.path[:-1], ()))
+        # Muon+ would leave nothing but signs of a matrix with one row or column.
+        is_matrix = min(_block(shape, axes)[1:]) > 1
+        value = f"omp.MuonDimensionNumbers{axes}" if is_matrix else None
+        pattern = re.sub(r"\d+", r"\\d+", f"^{re.escape(name)}$")  # and the same in other layers
+        rules[f"  ({pattern!r}, {value}, {len(shape)}),"] = None
+        if is_guess and is_matrix:
+            guesses[f"{axes} is a guess from names and shapes."] = None
+    lines = ["If their axes are what these lines say, pass", "rules=[", *rules, _HELP, *guesses]
     return "\n".join([*shown, *lines])
 
 
-def _rule(leaf: LeafInfo, bias: Shape) -> str:
-    """Writes a rule for a leaf, and the same in other layers."""
-    name = "/".join(leaf.path)
-    pattern = re.sub(r"\d+", r"\\d+", f"^{re.escape(name)}$")
-    return f"({pattern!r}, {_numbers(name, leaf.layer_shape, bias)}, {len(leaf.layer_shape)})"
+def _block(shape: Shape, axes: tuple) -> tuple[int, int, int]:
+    return MatrixLayout.of(shape, MuonDimensionNumbers(*axes)).block_shapes()[0]
 
 
-def _numbers(name: str, shape: Shape, bias: Shape) -> str:
-    """Writes the likely dimension numbers of an unknown leaf, of one layer.
-
-    Muon+ would leave nothing but signs of a matrix with one row or column: it gets None.
-    """
+def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
+    """Finds the likely axes of an unknown leaf, of one layer, and whether they are a guess."""
     bias = tuple(size for size in bias if size > 1)  # Equinox adds axes of length 1
     out_first = re.search(r"weight(_v)?(/0|/array)?$", name) is not None
     sides = shape[2:] if out_first else shape[:-2]
@@ -53,10 +60,20 @@ def _numbers(name: str, shape: Shape, bias: Shape) -> str:
     if turned or (shape[out],) != bias == (shape[other],):
         out = other
     is_window = len(sides) > 1 and {*sides} == {sides[0]} and sides[0] <= _WINDOW
-    numbers = MuonDimensionNumbers(*((-1, -2) if out_first else (-2, -1)))
-    if is_window or bias == (shape[out],) or re.search(r"(?i)conv|patch|stem", name):
-        inputs = tuple(axis for axis in range(len(shape)) if axis != out)
-        numbers = MuonDimensionNumbers(inputs, out)
-    if min(MatrixLayout.of(shape, numbers).block_shapes()[0][1:]) == 1:
-        return "None"
-    return f"omp.MuonDimensionNumbers({numbers.reduction_axis}, {numbers.output_axis})"
+    is_guess = bias != (shape[out],) or shape.count(shape[out]) > 1
+    if re.search("(?i)spectral|fourier", name):
+        return (0, 1), True  # (in, out, *modes)
+    if is_window or bias == (shape[out],) or re.search("(?i)conv|patch|stem|spline", name):
+        return (tuple(axis for axis in range(len(shape)) if axis != out), out), is_guess
+    return _guess(name, shape, out_first), True
+
+
+def _guess(name: str, shape: Shape, out_first: bool) -> tuple:
+    """Finds axes that make matrices as layers have them."""
+    *lead, last = range(len(shape))
+    for axes, names in (((0, (*lead[1:], last)), _QKV), ((tuple(lead), last), _OUT)):
+        _, short, long = sorted(_block(shape, axes))
+        if not out_first and re.search(names, name) and long < 4 * short:  # fused qkv has three
+            return axes
+    ways = [(-1, -2), (-1, 0)] if out_first else [(-2, -1), (0, -1)]
+    return next((x for x in ways if is_plausible(*_block(shape, x))), ways[0])

@@ -223,5 +223,46 @@ def test_a_transposed_convolution_is_proposed_with_the_outputs_of_its_bias(kerne
         omp.muon_dimension_numbers(params)
     (line,) = [x.strip().rstrip(",") for x in str(caught.value).splitlines() if "('" in x]
     rule = eval(line, {"omp": omp})
+    assert "guess" not in str(caught.value)
     assert rule[1].output_axis == len(kernel) - 2
     assert omp.muon_dimension_numbers(params, [rule])[name]["kernel"] == rule[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "axes"),
+    [
+        ("attn/qkv_proj/kernel", (512, 3, 8, 64), (0, (1, 2, 3))),
+        ("attn/q/kernel", (512, 8, 64), (0, (1, 2))),
+        ("attn/out_proj/kernel", (8, 64, 512), ((0, 1), 2)),
+        ("attn/q_proj/weight", (8, 64, 512), (-1, -2)),
+        ("attn/o_proj/weight", (512, 8, 64), (-1, 0)),
+        ("gemma/q_proj/kernel", (8, 2048, 256), (-2, -1)),
+        ("scanned/q_proj/kernel", (12, 512, 512), (-2, -1)),
+        ("scanned/o_proj/kernel", (12, 512, 512), (-2, -1)),
+        ("moe/o_proj/kernel", (4, 256, 512), (-2, -1)),
+        ("mlp/wi", (512, 2, 2048), (0, -1)),
+        ("moe/gate/kernel", (2048, 26, 64), (0, -1)),
+        ("kan/spline_weight", (12, 8, 5), ((1, 2), 0)),
+        ("fno/spectral_conv_0/weight_real", (6, 10, 4, 4), (0, 1)),
+        ("fno/fourier/weights", (6, 10, 4), (0, 1)),
+        ("up_1/kernel", (3, 3, 8, 16), ((0, 1, 2), 3)),
+        ("deconv_1/w", (4, 4, 8, 16), ((0, 1, 3), 2)),
+    ],
+)
+def test_a_proposal_has_likely_axes_and_is_called_a_guess(path, shape, axes):
+    with pytest.raises(ValueError, match="No rule says") as caught:
+        omp.muon_dimension_numbers(nested_shapes(**{path.replace("/", "__"): shape}))
+    text = str(caught.value)
+    assert f"omp.MuonDimensionNumbers{axes}, {len(shape)}),\n" in text
+    assert f"\n{axes} is a guess from names and shapes." in text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "bias", "axes"),
+    [((8, 64, 512), (512,), ((0, 1), 2)), ((5, 12, 24), (24,), ((0, 1), 2))],
+)
+def test_a_bias_says_which_axis_has_the_outputs(kernel, bias, axes):
+    with pytest.raises(ValueError, match="No rule says") as caught:
+        omp.muon_dimension_numbers(nested_shapes(a__kernel=kernel, a__bias=bias))
+    assert f"omp.MuonDimensionNumbers{axes}, 3),\n" in str(caught.value)
+    assert "guess" not in str(caught.value)
