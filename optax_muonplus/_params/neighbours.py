@@ -49,10 +49,35 @@ def has_no_bias(module: Neighbours, path: str) -> bool:
     return not {f"{layer}/bias", f"{layer}/b"} & module.keys()
 
 
+def is_table(module: Neighbours, path: str) -> bool:
+    """Whether a weight has no bias beside it, or is for no more than a few features."""
+    is_weight = re.search(r"(^|/)(kernel|w|weight)$", path)
+    return not is_weight or has_no_bias(module, path) or min(module[path]) <= SHORT
+
+
+def is_bias(module: Neighbours, path: str) -> bool:
+    """Whether its matrices have one axis more, and a name with w for b or the place before it.
+
+    Only the names are known of matrices that were left out.
+    """
+    bias = module[path]
+    before = re.sub(r"\d+$", lambda number: str(int(number[0]) - 1), path)
+    name = re.sub("(?i)(^|/|_)(bias(es)?|b)", r"(\1(\2|w|weights?|kernels?))?", re.escape(path))
+    named = {x for other, x in module.items() if re.fullmatch(name, other, re.I)}
+    shapes = {*named, module.get(before, ())}
+    shorter = {(*x[:axis], *x[axis + 1 :]) for x in shapes for axis in range(len(x))}
+    return len(bias) > 1 and (bias in shorter or () in named)
+
+
 def is_plausible(batch: int, rows: int, columns: int) -> bool:
     """Whether sides and number are those of layers, and not of a batch along a wrong axis."""
     short, long = sorted((rows, columns))
     return long < RATIO * short and batch <= 2 * long
+
+
+def are_many(module: Neighbours, path: str) -> bool:
+    """Whether the first axis may number matrices."""
+    return is_plausible(*module[path])
 
 
 def is_outermost(module: Neighbours, path: str) -> bool:

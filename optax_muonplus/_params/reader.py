@@ -28,7 +28,7 @@ from optax_muonplus._params.patterns import (
 )
 from optax_muonplus._params.stacks import infer_stacks, with_stacks
 from optax_muonplus._params.suggestions import suggest_rules
-from optax_muonplus._params.table import DEFAULT_RULES
+from optax_muonplus._params.table import BIAS, DEFAULT_RULES
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class RuleReader:
         for axis, members in infer_stacks(leaves).values():
             why = f"no rule: a vector of each of {members[0].shape[axis]} layers?"
             for x in members:
-                if len(x.shape) == 2 and x.layout and not users[x.index]:
+                if len(x.shape) == 2 and (x.layout or x.rule == BIAS) and not users[x.index]:
                     leaves[x.index] = x._replace(
                         layout=None, dimension_numbers=None, rule=why, known=False
                     )

@@ -3,21 +3,15 @@
 The first rule that fits a parameter is taken; ``language.py`` explains how they are written.
 """
 
+from optax_muonplus._params import neighbours as near
 from optax_muonplus._params.language import PathRule, adamw, matrix
-from optax_muonplus._params.neighbours import (
-    has_no_bias,
-    heads_match,
-    heads_may_match,
-    is_one_kernel,
-    is_outermost,
-)
 
 _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
-_OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
 _KERNEL = "/(kernel|w)"  # Flax and Keras have kernels, Haiku a w
 _FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
 _TUNIX = "MaxText, tunix, Keras"
-_TORCH = "Equinox, PyTorch"
+_TORCH, _ONE = "Equinox, PyTorch", "depthwise or one channel"
+_WEIGHT = ("weight: out, in", "Equinox, PyTorch, Haliax")
 _OWN = "(/*)?"  # also where the names are those of the module that owns the parameter
 COUNTER = r"(_?\d+)?"
 _PATCH = r"(?i)(*(embed|patch)*|stem)(/proj(ection)?|/conv)?"
@@ -33,11 +27,14 @@ TOP = (
 )
 LEAF = "(/(kernel|w|weight))?"
 _NUMBERS = r"(/\d+){0,}"  # in lists
+_EXPERT = "*expert*/(*/)?kernel"
+_EMBED_PROJ = r"*emb(ed(ding)?)?s?_proj(ect(ion|or))?"
 _EMBED = r"(*embed*|(*_)?emb(_*|\d+)?|w[tp]e)"
 # What is within an embedding and is a layer by its name, which no table is.
 _LAYER = r"(*(proj(ection)?|dense|linear|mlp|conv|att|norm|layer|ffn|fc)*|lin|in|out|up|down|gate)/"
 _DECAY = "(a|lambda|nu|theta|gamma)"
 
+BIAS = "bias of stacked layers or heads"
 DEFAULT_RULES: tuple[PathRule, ...] = (
     # Published recipes train adapters by AdamW.
     adamw("(?i)*lora(_*)?_([ab]|up|down)(/*){0,}|*lora*/([ab]|up|down)(/*)?", "LoRA factor"),
@@ -51,65 +48,56 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         r"(?i)(*_)?(skip|resid(ual)?|x0)_(weight|mix|gate|gain|lambda)(e?s)?", "weights of channels"
     ),
     adamw("*/b", "bias", library="Haiku"),  # it has a module above it
+    adamw(rf"(?i)(*_)?b*{_NUMBERS}|\d+", BIAS, condition=near.is_bias),
     # Patches have "embed" in their names, and are matrices nevertheless.
     matrix(_PATCH + _KERNEL, "patches: (side side in), out", _ANY),
     matrix(_PATCH + "/weight", "patches: out, (in side side)", _TORCH),
     matrix("(?i)*patch*" + _KERNEL, "patches: in, out", _FLAX),
-    matrix(f"(?i)*emb(ed(ding)?)?_proj(ection)?{_KERNEL}", "kernel: in, out", _ANY),
-    adamw(rf"(?i){_EMBED}{_OWN}", "embedding"),
+    matrix(f"(?i){_EMBED_PROJ}{_KERNEL}", "kernel: in, out", _ANY),
+    matrix(f"(?i){_EMBED_PROJ}/weight", *_WEIGHT),
+    adamw(rf"(?i){_EMBED}{_OWN}", "embedding", condition=near.is_table),
     # In lists and dicts. Networks of times are called so too, and have biases.
     adamw(
-        rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)",
+        rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)"
+        rf"|(*_)?(vocab(ulary)?|tok|lookup|lut|words?){COUNTER}{_NUMBERS}(/(weight|table))?"
+        r"|^((params|model|transformer|encoder|decoder)/){0,}(shared/weight|tied*(/weight)?)",
         "embedding",
-        condition=has_no_bias,
+        condition=near.has_no_bias,
     ),
-    adamw(
-        rf"(?i)(*_)?(vocab(ulary)?|tok|lookup|lut|words?){COUNTER}{_NUMBERS}(/(weight|table))?",
-        "embedding",
-        condition=has_no_bias,
-    ),
-    adamw(
-        r"(?i)^((params|model|transformer|encoder|decoder)/){0,}(shared/weight|tied*(/weight)?)",
-        "embedding",
-        condition=has_no_bias,
-    ),
-    # A norm has no kernel: "norm_proj/kernel" is a matrix.
-    adamw(r"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?", "norm"),
-    # Unless nothing but its scale is meant: tunix calls that w, EasyDeL kernel.
-    adamw("(?i)*norm" + _KERNEL, "norm"),
+    # "norm_proj/kernel" is a matrix; "norm/kernel" is the scale in EasyDeL, "norm/w" in tunix.
+    adamw(rf"(?i)(*norm|ln|rms)(_*|\d+)?(/(?!kernel$|w$)*)?|*norm{_KERNEL}", "norm"),
     # "pre_logits" is the hidden layer before the head of a ViT.
     adamw(
-        rf"(?i)(?!multi|pre_)(*_)?(head|logits?|unembed|readout)(_dense)?{COUNTER}{_OWN}", "head"
-    ),
-    adamw(rf"(?i)^((params|model|transformer)/){{0,}}outputs?{_OWN}", "head"),
-    adamw(
-        r"(?i)(?!pre_)(logit_?(dense|proj(ection)?)|logits_?proj(ection)?|to_logit|(*_)?classifier"
-        r"|vocab_proj(ector|ection)?|qa_outputs|seq_relationship|dense_prediction"
-        rf"|(predictions|lm_head)/decoder){_OWN}",
+        rf"(?i)(?!pre_)((?!multi)(*_)?(head|logits?|unembed|readout)(_dense)?{COUNTER}"
+        r"|^((params|model|transformer)/){0,}outputs?|(*_)?classifier|to_logit|qa_outputs"
+        r"|logits?_?(dense|proj(ection)?)|vocab_proj(ector|ection)?"
+        rf"|seq_relationship|dense_prediction|(predictions|lm_head)/decoder){_OWN}",
         "head",
     ),
-    adamw(rf"{TOP}(output_layer|output_proj(ection)?|score){_OWN}", "head", condition=is_outermost),
     adamw(
-        rf"(?i)^(?!**(att|mha|multi|layers|block))(**/)?(*_)?heads/*{LEAF}",
+        rf"{TOP}(output_layer|output_proj(ection)?|score){_OWN}"
+        rf"|^(?!**(att|mha|multi|layers|block))(**/)?(*_)?heads/*{LEAF}",
         "head",
-        condition=is_outermost,
+        condition=near.is_outermost,
     ),
     adamw(
-        rf"(?i)(?!pos_proj/)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?){_NUMBERS}{_OWN}",
+        rf"(?i)((?!pos_proj/)(pos(ition(s|al)?)?(_*)?|*_pos(ition)?)"
+        rf"|(rel|relative)_*(pos|bias|table)*){_NUMBERS}{_OWN}",
         "position table",
     ),
-    adamw(rf"(?i)(rel|relative)_*(pos|bias|table)*{_NUMBERS}{_OWN}", "position table"),
     adamw(
         rf"(?i)(cls|probe|latents|codebooks?|codevectors|(*_)?(tokens?|tables?)){COUNTER}"
         rf"{_NUMBERS}(/weight)?",
         "table of vectors",
-        condition=has_no_bias,
+        condition=near.has_no_bias,
     ),
     adamw(
         r"(?i)((*_)?(alpha|tau|temperature|sinks?)|r_k|time_(decay|first|faaaa|(mix|maa)_[a-z]))"
         + COUNTER,
         "stacked vectors",
     ),
+    # Averages of Mega and Megalodon, several for each channel.
+    adamw("(?i)delta|omega|damping*|decay*|ema_*", "stacked vectors", "channels, state, 1"),
     # Step sizes and rates of decay: S4, S5, the LRU, Mamba.
     adamw(
         rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|time_?(step|scale|constant)s?|step_sizes?|(*_)?decay(_rate)?s?"
@@ -121,28 +109,26 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     # (width, channels) of Griffin's temporal convolution; (.., width, 1, channels) elsewhere.
     adamw(f"{_CONV}1d{_KERNEL}", "depthwise", "width, channels"),
     adamw("(?i)*conv1d_kernel", "depthwise", "channels, width", "Keras"),
-    adamw(_CONV + _KERNEL, "depthwise or one channel", "width, 1, channels"),
-    adamw(_CONV + _KERNEL, "depthwise or one channel", "height, width, 1, channels"),
-    adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, width", _TORCH),
-    adamw(_CONV + "/weight", "depthwise or one channel", "channels, 1, height, width", _TORCH),
+    *(adamw(_CONV + _KERNEL, _ONE, f"{x}, 1, channels") for x in ("width", "height, width")),
+    *(adamw(f"{_CONV}/weight", _ONE, f"channels, 1, {x}", _TORCH) for x in ("w", "h, w")),
     matrix("kernel|w|pointwise_kernel", "convolution: (1 1 in), out", _ANY),
     matrix("*/weight", "convolution: out, (in 1 1)", _TORCH),
-    *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, is_one_kernel) for x in _SIDES),
+    *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, near.is_one_kernel) for x in _SIDES),
     # Stacked kernels (layers, in, out) have as many axes as these: the neighbours tell.
-    matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, heads_may_match),
-    matrix("out/kernel", "attention: (heads head), out", "Flax", heads_may_match),
-    matrix(_QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, heads_match),
-    matrix(_OUT + _KERNEL, "attention: (heads head), out", _TUNIX, heads_match),
+    matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, near.heads_may_match),
+    matrix("out/kernel", "attention: (heads head), out", "Flax", near.heads_may_match),
+    matrix(_QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, near.heads_match),
+    matrix(near.OUT + _KERNEL, "attention: (heads head), out", _TUNIX, near.heads_match),
     matrix("q_einsum" + _KERNEL, "attention: heads, in, head", "Gemma"),
     matrix("q?kv_einsum" + _KERNEL, "attention: part, heads, in, head", "Gemma"),
     matrix("attn_vec_einsum" + _KERNEL, "attention: (heads head), out", "Gemma"),
-    matrix("(?i)*expert*/(*/)?kernel", "experts: expert, in, out", "Flax"),
+    # A shared expert is one for all tokens. Layers may be stacked behind the inputs.
+    matrix(f"(?i)(?!**shared){_EXPERT}", "experts: expert, in, out", "Flax", near.are_many),
     # Equinox and PyTorch name it so and store it as (out, in).
     matrix(
         r"weight(_v|_orig)?|weight_[ih][hr](_l\d+)?(_reverse)?|(in|[qkv])_proj_weight"
         "|parametrizations/*/original1",
-        "weight: out, in",
-        "Equinox, PyTorch, Haliax",
+        *_WEIGHT,
     ),
     matrix("(*_)?kernel", "kernel: in, out", _FLAX),
     matrix("*/w", "w: in, out", "Haiku, tunix"),

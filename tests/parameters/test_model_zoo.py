@@ -6,7 +6,6 @@ says so. Each model is read as a whole, since neighbours matter. Where a user ha
 get what is right, a line ``rules=`` behind the name of the model has them.
 """
 
-import math
 import pathlib
 import re
 
@@ -18,6 +17,7 @@ import pytest
 import optax_muonplus as omp
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import resolve
+from tests.support.readings import shown as _shown
 
 ZOO = pathlib.Path(__file__).parent / "model_zoo"
 LEFT_OUT = "-"
@@ -50,7 +50,7 @@ def test_number_of_leaves():
     counts = {}
     for (file, _), leaves in MODELS.items():
         counts[file] = counts.get(file, 0) + len(leaves)
-    assert counts.pop("small_trees") == 256
+    assert counts.pop("small_trees") == 297
     assert counts == {
         "equinox_haliax": 53,
         "flax_linen": 105,
@@ -76,11 +76,3 @@ def test_each_leaf_is_read_as_a_person_judged(model):
         assert {path: found[path].shape for path in tree} == {x[0]: x[1] for x in there}
         read = {path: (_shown(found[path]), found[path].rule) for path in tree}
         assert read == {path: (right, rule) for path, _, right, rule in there}
-
-
-def _shown(leaf):
-    if leaf.layout is None:
-        return leaf.label
-    ((batch, rows, columns),) = leaf.layout.block_shapes()
-    assert batch * rows * columns == math.prod(leaf.shape)
-    return f"{rows}x{columns}" + f"x{batch}" * (batch > 1)
