@@ -31,7 +31,8 @@ from optax_muonplus._core.scale import ScaleByShape
 from optax_muonplus._execution.plan import plan
 from optax_muonplus._execution.polar import for_platform
 from optax_muonplus._execution.sharded_leaf import ShardedLeaf
-from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.neighbours import INNER, RATIO, SHORT, is_plausible
+from optax_muonplus._params.reader import PER_HEAD, reader_of
 from optax_muonplus._params.resolve import resolve
 from optax_muonplus._params.sharding import ShardingTree, shardings_of
 from optax_muonplus._params.suggestions import suggest_rules
@@ -41,6 +42,10 @@ _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "c
 _USERS = ("your rule", GIVEN)
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
+# Layers within attention, gated and recurrent layers, and the first of a model or of a part.
+_WITHIN = re.compile(
+    rf"(?i)(^|/)({INNER}|value|recurrent\w*|weight_[ih]h\w*|\w*modulation|(\w+_)?in(_\w+)?)(_?\d+)?(/|$)"
+)
 
 
 def describe(
@@ -57,8 +62,8 @@ def describe(
     read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
     sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
     one receives at an update. On a GPU or TPU a line says how float32 parameters are multiplied.
-    Lines below have matrices that may be heads, and rules to write for
-    parameters that no rule can read.
+    Lines below have matrices that may be heads, matrices with sides or in a number that layers
+    seldom have, and rules to write for parameters that no rule can read.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -86,7 +91,7 @@ def describe(
     lines = [*_table(tree, shardings_of(tree, tree.leaves), scale), _totals(tree)]
     lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
     lines += _precision_of_products(tree.matrices, parts[Orthogonalize])
-    lines += _possible_heads(tree.leaves)
+    lines += _doubts(tree.leaves)
     if not all(leaf.known for leaf in tree.leaves):
         lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
     return "\n".join(lines)
@@ -193,57 +198,67 @@ def _precision_of_products(
         )
 
 
-def _possible_heads(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
-    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
-    alone = [
-        leaf
-        for leaf in leaves
-        if leaf.layout
-        and not leaf.rule.startswith(_USERS)
-        and len(leaf.layout.block_shapes()) == 1
-        and times[without_numbers(leaf.name), leaf.shape] == 1
-    ]
+def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
+    """Asks about what the default rules read as matrices: is it a head, and is it a matrix?"""
+    cut = [x for x in leaves if x.rule.endswith(PER_HEAD)]
+    guessed = [x for x in leaves if x.layout and not x.rule.startswith(_USERS) and x not in cut]
+    to = " It is an argument of omp.per_head." if cut else ""
+    heads, why = _possible_heads(leaves, guessed)
+    if heads:
+        rules = [(f"^{re.escape('/'.join(x.path))}$", None) for x in heads]
+        yield (
+            f"a head? {list_paths((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
+            f" predictions, send it to AdamW by rules={rules}.{to}"
+        )
+    blocks = [(x, block) for x in leaves if x.layout for block in x.layout.block_shapes()]
+    # Where all matrices are small, a short side says nothing.
+    short = SHORT if any(min(m, n) > SHORT for _, (_, m, n) in blocks) else 0
+    odd = [x for x, (k, m, n) in blocks if min(m, n) <= short or not is_plausible(k, m, n)]
+    if odd := [(x.name, x.shape) for x in guessed if x in odd and x not in heads]:
+        yield (
+            f"a matrix? {list_paths(odd)} has a side of at most {SHORT}, sides in a ratio of"
+            f" {RATIO} or more, or more matrices than twice its longer side. If layers are stacked"
+            " along an axis, pass layer_axes={pattern: axis}. If it is a vector or a table, send it"
+            f" to AdamW by rules=[(pattern, None)].{to}"
+        )
+
+
+def _possible_heads(
+    leaves: Sequence[LeafInfo], guessed: Sequence[LeafInfo]
+) -> tuple[list[LeafInfo], str]:
+    whole = [leaf for leaf in guessed if len(leaf.matrix.block_shapes()) == 1]
     rows = {
         x.shape[0]
         for x in leaves
         if x.rule.startswith("embedding") and len({*x.shape}) == len(x.shape) == 2
         if not _NO_TOKENS.search(x.name)
     }
+    times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
+    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    alone = [leaf for leaf in whole if times[without_numbers(leaf.name), leaf.shape] == 1]
     if heads := [leaf for leaf in alone if _outputs(leaf) in rows]:
-        why = "has as many outputs as an embedding has rows"
-    elif heads := _last_layers(leaves, alone):
-        why = "has outputs that no other layer takes"
-    else:
-        return
-    yield (
-        f"a head? {list_paths((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
-        f" predictions, send it to AdamW by rules={[(_pattern(x), None) for x in heads]}."
-    )
-
-
-def _pattern(leaf: LeafInfo) -> str:
-    return f"^{re.escape('/'.join(leaf.path))}$"
+        return heads, "has as many outputs as an embedding has rows"
+    return _last_layers(leaves, whole), "has outputs that no other layer takes"
 
 
 def _outputs(leaf: LeafInfo) -> int:
     return leaf.matrix.block_shapes()[0][1]
 
 
-def _last_layers(leaves: Sequence[LeafInfo], alone: Sequence[LeafInfo]) -> list[LeafInfo]:
+def _last_layers(leaves: Sequence[LeafInfo], whole: Sequence[LeafInfo]) -> list[LeafInfo]:
     """Finds the matrices at the end of a chain of layers, where no leaf is known to be a head."""
     known = (x.rule for x in leaves if not x.layout and len(x.shape) > 1)
     if any(rule.startswith(("head", *_USERS)) for rule in known):
         return []
-    matrices = [leaf.matrix for leaf in leaves if leaf.layout]
-    taken = {x.shape[axis] for x in matrices for axis in x.reduction_axes}
+    inputs = [[x.shape[axis] for axis in x.matrix.reduction_axes] for x in leaves if x.layout]
+    taken = {size for sizes in inputs for size in (max(sizes), math.prod(sizes))}
     return [
         leaf
-        for leaf in alone
+        for leaf in whole
         if len(leaf.shape) == 2
         and not leaf.stack
         and not re.search(r"\d", "/".join(leaf.path[:-2]))  # not one of several blocks
-        and len(matrices) > 1
+        and not _WITHIN.search("/".join(leaf.path))
+        and len(inputs) > 1
         and _outputs(leaf) not in taken
-        and _outputs(leaf) < leaf.matrix.block_shapes()[0][2]
     ]

@@ -15,7 +15,7 @@ from optax_muonplus._params.patterns import (
     check_patterns,
     parse_rules,
 )
-from optax_muonplus._params.reader import RuleReader
+from optax_muonplus._params.reader import PER_HEAD, RuleReader
 
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
 # Names of layers with queries, alone or fused with keys and values, and of those of the others, of
@@ -108,7 +108,7 @@ class PerHead(RuleReader):
             except ValueError as error:
                 faults.append((leaf.name, f"{leaf.shape}: {error}"))
             else:
-                rule = f"{leaf.rule}; per head"
+                rule = leaf.rule + PER_HEAD
                 leaves[i] = leaf._replace(layout=layout, dimension_numbers=numbers, rule=rule)
         idle = self.sizes.keys() - chosen.values()
         if idle and not tree.holes:

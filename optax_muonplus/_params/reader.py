@@ -30,6 +30,8 @@ from optax_muonplus._params.stacks import infer_stacks, with_stacks
 from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus._params.table import BIAS, DEFAULT_RULES
 
+PER_HEAD = "; per head"  # ends the rule of what omp.per_head cuts
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RuleReader:

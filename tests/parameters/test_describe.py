@@ -120,8 +120,27 @@ def test_what_the_user_said_is_a_matrix_is_not_asked_about():
             "Dense_1/kernel",
         ),
         (nested_shapes(Conv_0__kernel=(3, 3, 4, 16), Dense_0__kernel=(784, 10)), "Dense_0/kernel"),
+        (nested_shapes(Conv_0__kernel=(7, 7, 3, 64), Dense_0__kernel=(64, 100)), "Dense_0/kernel"),
+        (nested_shapes(Conv_0__kernel=(7, 7, 64, 64), Dense_0__kernel=(64, 7)), "Dense_0/kernel"),
+        (
+            nested_shapes(
+                wte__embedding=(50257, 768),
+                blocks__0__up__kernel=(768, 3072),
+                blocks__0__down__kernel=(3072, 768),
+                fc__kernel=(768, 50304),
+            ),
+            "fc/kernel",
+        ),
     ],
-    ids=["convolutions", "Equinox", "of text", "of all pixels"],
+    ids=[
+        "convolutions",
+        "Equinox",
+        "of text",
+        "of all pixels",
+        "more outputs than inputs",
+        "as many outputs as a window is wide",
+        "padded vocabulary",
+    ],
 )
 def test_the_last_layer_of_a_classifier_is_pointed_out(params, last):
     (line,) = [x for x in below(params) if x.startswith("a head?")]
@@ -136,11 +155,56 @@ def test_the_last_layer_of_a_classifier_is_pointed_out(params, last):
         nested_shapes(up__kernel=(8, 16), down__kernel=(16, 8)),
         nested_shapes(dense__kernel=(8, 4)),
         nested_shapes(h__0__gate__kernel=(8, 2), h__0__o__kernel=(8, 8)),
+        nested_shapes(attn__qkv__kernel=(8, 24), glu__value__kernel=(8, 24), o__kernel=(8, 8)),
+        nested_shapes(lstm__weight_ih_l0=(32, 8), rnn__recurrent_kernel=(8, 32), o__kernel=(8, 8)),
+        nested_shapes(mod__adaLN_modulation__kernel=(8, 48), x__in_proj__kernel=(8, 32)),
     ],
-    ids=["with a head", "residual", "alone", "in a block"],
+    ids=["with a head", "residual", "alone", "in a block", "fused", "recurrent", "first layers"],
 )
 def test_other_layers_are_not_pointed_out(params):
     assert "a head?" not in omp.describe(params)
+
+
+def test_heads_of_attention_are_no_heads_of_a_model():
+    """Rules next to omp.per_head are an error: they are an argument of it."""
+    shapes = {f"{name}__kernel": (32, 32) for name in ("query", "key", "value", "out")}
+    heads = omp.per_head(8)
+    assert below(nested_shapes(**shapes), heads) == []
+    params = nested_shapes(**shapes, Dense_0__kernel=(32, 100))
+    (line,) = below(params, heads)
+    assert line.startswith("a head? Dense_0/kernel (32, 100) has outputs")
+    assert line.endswith("It is an argument of omp.per_head.")
+    rules = eval(re.search(r"rules=(\[.*\])", line)[1])
+    assert below(params, omp.per_head(8, rules=rules)) == []
+
+
+WIDE = nested_shapes(up__kernel=(64, 720), down__kernel=(720, 64), x__kernel=(719, 64))
+
+
+@pytest.mark.parametrize(
+    ("params", "odd"),
+    [
+        (nested_shapes(a__g=(16, 64)), "a/g (16, 64)"),
+        (nested_shapes(a__g=(17, 64)), None),
+        (nested_shapes(a__g=(20, 720)), "a/g (20, 720)"),
+        (nested_shapes(a__g=(20, 719)), None),
+        (nested_shapes(kv_einsum__w=(65, 1, 32, 32)), "kv_einsum/w (65, 1, 32, 32)"),
+        (nested_shapes(kv_einsum__w=(64, 1, 32, 32)), None),
+        (nested_shapes(**{f"l__{i}__g": (6, 64) for i in range(3)}), "l/{0..2}/g (6, 64)"),
+    ],
+)
+def test_narrow_matrices_and_very_many_are_asked_about(params, odd):
+    """Of a narrow one or one of many a wrong axis is more likely than a layer."""
+    params = {**params, **WIDE}
+    lines = [x for x in below(params) if x.startswith("a matrix?")]
+    assert [re.search(r"a matrix\? (.*) has a side", x)[1] for x in lines] == ([odd] if odd else [])
+    assert below(params, rules=[(".", None, 2), (".", None)]) == []
+    rules = [(".", omp.MuonDimensionNumbers(-2, -1))]
+    assert not any(x.startswith("a matrix?") for x in below(params, rules=rules))
+
+
+def test_a_small_model_has_no_narrow_matrices():
+    assert below(nested_shapes(a__kernel=(8, 16), b__kernel=(16, 8))) == []
 
 
 def test_describe_refuses_what_muonplus_refuses():
