@@ -10,8 +10,7 @@ from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.language import PathRule
 
-# Keys of a path as jax.tree_util.keystr writes them by default: ['a'], or [0] at the beginning or
-# behind names with dots before them. "w[12]$" is a regular expression.
+# Keys of a path as keystr writes them: ['a'], or [0] at its beginning or behind names such as .a
 _KEY = re.compile(r"\[['\"<]|^(\^?\.\w+)?(\.\w+)*\[\d+\]($|[.\[])")
 
 Rules = Sequence[Sequence[Any]]

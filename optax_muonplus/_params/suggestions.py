@@ -51,20 +51,24 @@ def _block(shape: Shape, axes: tuple) -> tuple[int, int, int]:
 
 def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
     """Finds the likely axes of an unknown leaf, of one layer, and whether they are a guess."""
-    bias = tuple(size for size in bias if size > 1)  # Equinox adds axes of length 1
+    bias, n = tuple(size for size in bias if size > 1), len(shape)  # Equinox adds axes of length 1
     out_first = re.search(r"weight(_v)?(/0|/array)?$", name) is not None
     sides = shape[2:] if out_first else shape[:-2]
-    out, other = (0, 1) if out_first else (len(shape) - 1, len(shape) - 2)
+    ends: list[Shape] = [(0,), (1,)] if out_first else [(n - 1,), (n - 2,)]
     # PyTorch's ConvTranspose2d is (in, out, *window), and Keras' Conv2DTranspose (.., out, in).
-    turned = re.search(r"(?i)_transpose|convtranspose|deconv", name)
-    if turned or (shape[out],) != bias == (shape[other],):
-        out = other
+    if re.search(r"(?i)_transpose|convtranspose|deconv", name):
+        ends.reverse()
+    if 1 < len(bias) < n:
+        ends.append(tuple(range(n)[: len(bias)] if out_first else range(n)[-len(bias) :]))
+    by_bias = [x for x in ends if tuple(shape[axis] for axis in x) == bias]
     is_window = len(sides) > 1 and {*sides} == {sides[0]} and sides[0] <= _WINDOW
-    is_guess = bias != (shape[out],) or shape.count(shape[out]) > 1
     if re.search("(?i)spectral|fourier", name):
         return (0, 1), True  # (in, out, *modes)
-    if is_window or bias == (shape[out],) or re.search("(?i)conv|patch|stem|spline", name):
-        return (tuple(axis for axis in range(len(shape)) if axis != out), out), is_guess
+    if by_bias or is_window or re.search("(?i)conv|patch|stem|spline", name):
+        outputs = [*by_bias, *ends][0]
+        inputs = tuple(axis for axis in range(n) if axis not in outputs)
+        axes = tuple(x[0] if len(x) == 1 else x for x in (inputs, outputs))
+        return axes, not by_bias or shape.count(bias[0]) > 1
     return _guess(name, shape, out_first), True
 
 

@@ -257,12 +257,23 @@ def test_a_proposal_has_likely_axes_and_is_called_a_guess(path, shape, axes):
     assert f"\n{axes} is a guess from names and shapes." in text
 
 
+def test_a_bias_of_each_layer_says_nothing_of_one_matrix():
+    with pytest.raises(ValueError, match=r"\(-2, -1\) is a guess"):
+        omp.muon_dimension_numbers(nested_shapes(a__kernel=(6, 64, 512), a__bias=(6, 512)))
+
+
 @pytest.mark.parametrize(
     ("kernel", "bias", "axes"),
-    [((8, 64, 512), (512,), ((0, 1), 2)), ((5, 12, 24), (24,), ((0, 1), 2))],
+    [
+        ((8, 64, 512), (512,), ((0, 1), 2)),
+        ((5, 12, 24), (24,), ((0, 1), 2)),
+        ((512, 8, 64), (8, 64), (0, (1, 2))),
+        ((512, 3, 8, 64), (3, 8, 64), (0, (1, 2, 3))),
+        ((32, 6, 512, 64), (512, 64), ((0, 1), (2, 3))),
+    ],
 )
 def test_a_bias_says_which_axis_has_the_outputs(kernel, bias, axes):
     with pytest.raises(ValueError, match="No rule says") as caught:
         omp.muon_dimension_numbers(nested_shapes(a__kernel=kernel, a__bias=bias))
-    assert f"omp.MuonDimensionNumbers{axes}, 3),\n" in str(caught.value)
+    assert f"omp.MuonDimensionNumbers{axes}, {len(kernel)}),\n" in str(caught.value)
     assert "guess" not in str(caught.value)
