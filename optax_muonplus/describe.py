@@ -210,11 +210,12 @@ def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             f"a head? {list_paths((x.name, x.shape) for x in heads)} {why}. If it gives logits or"
             f" predictions, send it to AdamW by rules={rules}.{to}"
         )
-    blocks = [(x, block) for x in leaves if x.layout for block in x.layout.block_shapes()]
+    blocks = [(x, *block) for x in leaves if x.layout for block in x.layout.block_shapes()]
     # Where all matrices are small, a short side says nothing.
-    short = SHORT if any(min(m, n) > SHORT for _, (_, m, n) in blocks) else 0
-    odd = [x for x, (k, m, n) in blocks if min(m, n) <= short or not is_plausible(k, m, n)]
-    if odd := [(x.name, x.shape) for x in guessed if x in odd and x not in heads]:
+    short = SHORT if any(min(m, n) > SHORT for *_, m, n in blocks) else 0
+    layers = {x.index: math.prod(x.shape[axis] for axis in x.stack) or 1 for x in leaves}
+    plausible = [x for x, k, m, n in blocks if is_plausible(k // layers[x.index], m, n, short)]
+    if odd := [(x.name, x.shape) for x in guessed if x not in (*plausible, *heads)]:
         yield (
             f"a matrix? {list_paths(odd)} has a side of at most {SHORT}, sides in a ratio of"
             f" {RATIO} or more, or more matrices than twice its longer side. If layers are stacked"

@@ -17,7 +17,7 @@ _QUERY = r"((q|query)(_proj|_projection)?|wq|wq_b)"
 OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
 # Layers beside which an output or a value is one of attention, or of another inner module.
 INNER = (
-    r"((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate|up|down)"
+    r"((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate_up|gate|up|down)"
     r"(_?(proj(ection)?|layer|linear|dense|lin|attn))?|c_attn|in_proj_weight)"
 )
 _WIDEST = 11  # AlexNet's window is the widest one with a long side; what is longer may be layers
@@ -56,23 +56,20 @@ def is_table(module: Neighbours, path: str) -> bool:
 
 
 def is_bias(module: Neighbours, path: str) -> bool:
-    """Whether its matrices have one axis more, and a name with w for b or the place before it.
-
-    Only the names are known of matrices that were left out.
-    """
+    """Whether its matrices, named with w for b or at the place before it, have one axis more."""
     bias = module[path]
     before = re.sub(r"\d+$", lambda number: str(int(number[0]) - 1), path)
     name = re.sub("(?i)(^|/|_)(bias(es)?|b)", r"(\1(\2|w|weights?|kernels?))?", re.escape(path))
     named = {x for other, x in module.items() if re.fullmatch(name, other, re.I)}
     shapes = {*named, module.get(before, ())}
     shorter = {(*x[:axis], *x[axis + 1 :]) for x in shapes for axis in range(len(x))}
-    return len(bias) > 1 and (bias in shorter or () in named)
+    return len(bias) > 1 and (bias in shorter or () in named)  # of those left out names are known
 
 
-def is_plausible(batch: int, rows: int, columns: int) -> bool:
+def is_plausible(batch: int, rows: int, columns: int, too_short: int = 0) -> bool:
     """Whether sides and number are those of layers, and not of a batch along a wrong axis."""
     short, long = sorted((rows, columns))
-    return long < RATIO * short and batch <= 2 * long
+    return short > too_short and long < RATIO * short and batch <= 2 * long
 
 
 def are_many(module: Neighbours, path: str) -> bool:

@@ -96,8 +96,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         + COUNTER,
         "stacked vectors",
     ),
-    # Averages of Mega and Megalodon, several for each channel.
-    adamw("(?i)delta|omega|damping*|decay*|ema_*", "stacked vectors", "channels, state, 1"),
+    adamw("(?i)delta|omega|damping*|decay*|ema_*", "stacked vectors", "width, state, 1"),  # Mega
     # Step sizes and rates of decay: S4, S5, the LRU, Mamba.
     adamw(
         rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|time_?(step|scale|constant)s?|step_sizes?|(*_)?decay(_rate)?s?"

@@ -203,6 +203,11 @@ def test_narrow_matrices_and_very_many_are_asked_about(params, odd):
     assert not any(x.startswith("a matrix?") for x in below(params, rules=rules))
 
 
+def test_experts_are_counted_in_one_layer():
+    params = nested_shapes(layers__experts__up__kernel=(30, 60, 32, 32), layers__scale=(30, 32))
+    assert below(params, layer_axes={"layers": 0}) == []
+
+
 def test_a_small_model_has_no_narrow_matrices():
     assert below(nested_shapes(a__kernel=(8, 16), b__kernel=(16, 8))) == []
 
