@@ -62,7 +62,7 @@ def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
         ends.append(tuple(range(n)[: len(bias)] if out_first else range(n)[-len(bias) :]))
     by_bias = [x for x in ends if tuple(shape[axis] for axis in x) == bias]
     is_window = len(sides) > 1 and {*sides} == {sides[0]} and sides[0] <= _WINDOW
-    if re.search("(?i)spectral|fourier", name):
+    if re.search("(?i)spectral(?!_?norm)|fourier", name):
         return (0, 1), True  # (in, out, *modes)
     if by_bias or is_window or re.search("(?i)conv|patch|stem|spline", name):
         outputs = [*by_bias, *ends][0]

@@ -246,6 +246,7 @@ def test_a_transposed_convolution_is_proposed_with_the_outputs_of_its_bias(kerne
         ("fno/spectral_conv_0/weight_real", (6, 10, 4, 4), (0, 1)),
         ("fno/fourier/weights", (6, 10, 4), (0, 1)),
         ("up_1/kernel", (3, 3, 8, 16), ((0, 1, 2), 3)),
+        ("spectral_norm/up/kernel", (3, 3, 8, 16), ((0, 1, 2), 3)),
         ("deconv_1/w", (4, 4, 8, 16), ((0, 1, 3), 2)),
     ],
 )
