@@ -97,8 +97,7 @@ class Momentum:
     @property
     def dtype(self) -> np.dtype | None:
         """The dtype of the buffer; None is that of the parameter."""
-        is_int8 = self.mu_dtype is not None and jnp.dtype(self.mu_dtype) == np.int8
-        return np.dtype(np.int8) if is_int8 else floating_dtype("mu_dtype", self.mu_dtype)
+        return floating_dtype("mu_dtype", self.mu_dtype, "int8")
 
     def init(self, params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)

@@ -5,6 +5,7 @@
 
 import functools
 import operator
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,21 +38,26 @@ def check_number(name: str, value: Any, kind: Kind) -> None:
     # Injection makes all numbers complex where a parameter is.
     number = complex(np.asarray(value).item()) if is_one else complex(np.nan)
     if number.imag or not (np.isfinite(number.real) and kind.holds(number.real)):
-        raise ValueError(
-            f"{name} must be {kind.words}, got {number.real if is_one else value!r}. Only learning"
-            " rates and weight decay take schedules; optax.inject_hyperparams makes one of any"
-            " other number, which it rounds to the dtype of the parameters unless"
+        advice = (
+            " Only learning rates and weight decay take schedules; optax.inject_hyperparams makes"
+            " one of any other number, which it rounds to the dtype of the parameters unless"
             " hyperparam_dtype=jnp.float32 is passed."
         )
+        shown = number.real if is_one else value
+        advice = advice if callable(value) or isinstance(value, jax.Array) else ""
+        raise ValueError(f"{name} must be {kind.words}, got {shown!r}.{advice}")
 
 
 def check_flag(name: str, value: Any) -> None:
     """Raises ValueError unless ``value`` is True or False: a word such as "no" would be True."""
     if not (isinstance(value, bool | np.bool_ | int) and value in (0, 1)):
-        raise ValueError(
-            f"{name} must be True or False, got {value!r}. Under optax.inject_hyperparams add it to"
-            f" static_args=({name!r},)."
-        )
+        raise ValueError(f"{name} must be True or False, got {value!r}.{_static(name, value)}")
+
+
+def _static(name: str, value: Any) -> str:
+    """Returns the advice for an array, which ``optax.inject_hyperparams`` may have made."""
+    is_array = isinstance(value, jax.Array)
+    return f" Under optax.inject_hyperparams add static_args=({name!r},)." if is_array else ""
 
 
 def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "") -> None:
@@ -70,17 +76,22 @@ def known_count(name: str, value: Any, at_most: int = 2**31 - 1) -> int | None:
     except TypeError:
         count = 0
     if not 1 <= count <= at_most:
-        raise ValueError(f"{name} must be an integer from 1 to {at_most}, got {value!r}.")
+        shown = reprlib.repr(value)
+        raise ValueError(f"{name} must be an integer from 1 to {at_most}, got {shown}.")
     return count
 
 
-def floating_dtype(name: str, value: Any) -> np.dtype | None:
-    """Returns ``value`` as the floating-point or complex dtype of arrays; None stays None."""
+def floating_dtype(name: str, value: Any, other: str = "") -> np.dtype | None:
+    """Returns ``value`` as a floating-point or complex dtype, or an ``other`` one; None stays."""
     if value is None:
         return None
-    dtype = jnp.dtype(value)
-    if not is_supported(dtype):
-        raise ValueError(f"{name} must be a floating-point dtype of 16 bits at least, got {dtype}.")
+    try:
+        dtype = np.dtype(object) if isinstance(value, jax.Array) else jnp.dtype(value)
+    except TypeError:
+        dtype = np.dtype(object)
+    if dtype != other and not is_supported(dtype):
+        words = f"a floating-point dtype of 16 bits at least{other and f', or {other}'}"
+        raise ValueError(f"{name} must be {words}, got {value!r}.{_static(name, value)}")
     return dtype
 
 
@@ -91,7 +102,8 @@ def check_floating(*arrays: Any) -> None:
         if not is_supported(dtype):
             raise ValueError(
                 f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
-                " floating-point of 16 bits at least. Pass x.astype(jnp.float32)."
+                " floating-point of 16 bits at least. Pass x.astype(jnp.float32). As polar= under"
+                " optax.inject_hyperparams a function needs static_args=('polar',)."
             )
 
 

@@ -74,6 +74,8 @@ def for_steps(
                 f" rows ({listed}). Pass ns_steps as a Python int; under optax.inject_hyperparams"
                 " add static_args=('ns_steps',)."
             )
+        if not is_name:
+            _check_bounds(table.rows * MAX_STEPS)
         return Coefficients(table.rows, ns_steps, table.safety_factor)
     if steps > listed and not table.repeats_last:
         raise ValueError(
@@ -89,6 +91,8 @@ def for_steps(
             f" {steps} rows."
         )
     rows = (table.rows + table.rows[-1:] * max(0, steps - listed))[:steps]
+    if not is_name:
+        _check_bounds(rows)
     return Coefficients(rows, steps, table.safety_factor)
 
 
@@ -107,6 +111,22 @@ def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Ta
         )
     as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
     return Table(as_rows, rows.ndim == 1, 1.0, "")
+
+
+def _check_bounds(rows: Sequence[Row]) -> None:
+    """Raises ValueError unless the rows map [0, 1] to at most 2, which is as far from 1 as zero.
+
+    The largest value must be near 1 at least, and small ones keep their sign.
+    """
+    x = np.append(1e-9, np.linspace(1 / 512, 1, 512))
+    with np.errstate(all="ignore"):
+        for row in rows:
+            x = x * np.polyval(row[::-1], x * x)
+    if not (x[0] > 0 and x.min() >= -2 and 0.5 <= x.max() <= 2):
+        raise ValueError(
+            f"ns_coeffs must bring singular values in [0, 1] near 1, but {len(rows)} steps bring"
+            f" them to [{x.min():.3g}, {x.max():.3g}], the smallest to {x[0]:.3g}: {rows[-1]}."
+        )
 
 
 def scale_rows(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
