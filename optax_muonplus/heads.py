@@ -8,11 +8,13 @@ from typing import Any
 from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
 from optax_muonplus._chain.paths import list_paths
 from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._core.arguments import known_count
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.patterns import (
     LayerAxes,
     Rules,
     check_patterns,
+    parse_layer_axes,
     parse_rules,
 )
 from optax_muonplus._params.reader import PER_HEAD, RuleReader
@@ -78,9 +80,10 @@ def per_head(
     """
     by_name = not isinstance(head_size, Mapping)
     sizes = {"": head_size} if by_name else dict(head_size)
-    axes = dict(layer_axes or {})
-    check_patterns([*sizes, *axes])
-    return PerHead(parse_rules(rules), axes, sizes, by_name)
+    for size in sizes.values():
+        known_count("head_size of omp.per_head(head_size)", 1 if size is None else size)
+    check_patterns("omp.per_head", [*sizes])
+    return PerHead(parse_rules(rules), parse_layer_axes(layer_axes), sizes, by_name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

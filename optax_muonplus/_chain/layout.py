@@ -47,7 +47,8 @@ class MatrixSpec:
 
     def __post_init__(self) -> None:
         if self.split_sizes is not None:
-            sizes = tuple(map(operator.index, self.split_sizes))
+            is_flag = bool in map(type, self.split_sizes)  # refused with the shape
+            sizes = tuple(self.split_sizes if is_flag else map(operator.index, self.split_sizes))
             object.__setattr__(self, "split_sizes", sizes)
         elif self.split_axis is not None:
             raise ValueError(
@@ -257,6 +258,7 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
     are_integers = all(isinstance(axis, int | np.integer) for axis in given)
+    are_integers = are_integers and bool not in map(type, given)  # True is a flag
     if not given or not are_integers or not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(
             f"{name} of {spec} must name one or more of the axes of shape {shape}. A parameter that"
@@ -272,13 +274,14 @@ def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpe
             f"{spec} has several output axes {output}: name the fused one, split_axis."
         )
     axis = output[0] if spec.split_axis is None else spec.split_axis
-    if not -len(shape) <= axis < len(shape) or axis % len(shape) not in matrix_axes:
+    in_range = type(axis) is not bool and -len(shape) <= axis < len(shape)
+    if not in_range or axis % len(shape) not in matrix_axes:
         raise ValueError(
             f"split_axis of {spec} must be one of the reduction or output axes {matrix_axes} of"
             f" shape {shape}; indices along a batch axis are separate matrices already."
         )
     axis %= len(shape)
-    if not sizes or min(sizes) < 1 or sum(sizes) != shape[axis]:
+    if not sizes or bool in map(type, sizes) or min(sizes) < 1 or sum(sizes) != shape[axis]:
         raise ValueError(
             f"split_sizes {sizes} must be positive and add up to {shape[axis]}, the size of axis"
             f" {axis} of shape {shape}; they add up to {sum(sizes)}."

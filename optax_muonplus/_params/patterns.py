@@ -1,8 +1,11 @@
 """A user's patterns: rules, and the axes of stacked layers."""
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from optax_muonplus._chain.layout import AxisNumbers, DimensionNumbers
 from optax_muonplus._chain.paths import list_paths
@@ -25,7 +28,7 @@ def parse_rules(rules: Rules) -> list[PathRule]:
             f" rules=[('head', None)]; got {rules!r}. Dimension numbers are MuonDimensionNumbers or"
             " MatrixSpec, and a third item is the number of axes."
         )
-    check_patterns([rule[0] for rule in rules])
+    check_patterns("rules", [rule[0] for rule in rules])
     return [PathRule(*rule) for rule in rules]
 
 
@@ -33,17 +36,35 @@ def _is_rule(rule: Any) -> bool:
     if isinstance(rule, PathRule):
         return True
     is_pair = isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) in (2, 3)
+    is_pair = is_pair and bool not in map(type, rule)
     return is_pair and isinstance(rule[1], DimensionNumbers | None)
 
 
-def check_patterns(patterns: Sequence[str]) -> None:
-    """Raises ValueError for a path as ``jax.tree_util.keystr`` writes it by default."""
-    if wrong := [pattern for pattern in patterns if _KEY.search(pattern)]:
-        raise ValueError(
-            f"{wrong[0]!r} is a path as jax.tree_util.keystr writes it: to a regular expression"
-            " [...] is one of several characters. Patterns are searched in paths such as"
-            " 'blocks/0/attn/query/kernel'."
-        )
+def parse_layer_axes(layer_axes: LayerAxes) -> dict[str, AxisNumbers]:
+    """Returns axes by their patterns; raises ValueError for other things."""
+    found = {} if layer_axes is None else layer_axes
+    values = [*found.values()] if isinstance(found, Mapping) else [None]
+    axes = [axis for x in values for axis in (x if isinstance(x, tuple | list) else [x])]
+    if not all(isinstance(x, int | np.integer) and type(x) is not bool for x in axes):
+        raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {reprlib.repr(found)}.")
+    check_patterns("layer_axes", [*found])
+    return dict(found)
+
+
+def check_patterns(name: str, patterns: Sequence[Any]) -> None:
+    """Raises ValueError for no regular expression, or a path as ``jax.tree_util.keystr`` has it."""
+    for pattern in patterns:
+        try:
+            is_path = _KEY.search(re.compile(pattern).pattern)
+            wrong = "a path as jax.tree_util.keystr writes it: to a regular expression [...] is one"
+            wrong = f"{wrong} of several characters" if is_path else ""
+        except (re.error, TypeError) as error:
+            wrong = f"no regular expression: {error}"
+        if wrong:
+            raise ValueError(
+                f"{pattern!r} in {name} is {wrong}. Patterns are searched in paths such as"
+                " 'blocks/0/attn/query/kernel'."
+            )
 
 
 def check_matches(

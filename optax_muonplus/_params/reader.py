@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from optax_muonplus._chain.layout import (
     MatrixLayout,
     Shape,
 )
+from optax_muonplus._chain.paths import list_paths
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.language import PathRule
@@ -23,7 +25,7 @@ from optax_muonplus._params.patterns import (
     LayerAxes,
     Rules,
     check_matches,
-    check_patterns,
+    parse_layer_axes,
     parse_rules,
 )
 from optax_muonplus._params.stacks import infer_stacks, with_stacks
@@ -62,6 +64,8 @@ class RuleReader:
         users = [modules.first_rule(x, self.rules) for x in leaves]
         defaults = [_by_default(x, modules, annotations.get(x.path)) for x in leaves]
         leaves = with_layouts(map(_by_rule, users, defaults))
+        if self.layer_axes:
+            self._check_vectors([x for x in leaves if users[x.index] is None], tree)
         # Matrices of default rules that seem to be one vector for each stacked layer.
         for axis, members in infer_stacks(leaves).values():
             why = f"no rule: a vector of each of {members[0].shape[axis]} layers?"
@@ -71,6 +75,19 @@ class RuleReader:
                         layout=None, dimension_numbers=None, rule=why, known=False
                     )
         return leaves
+
+    def _check_vectors(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> None:
+        """Raises ValueError where ``layer_axes`` makes vectors of kernels that are not stacked."""
+        is_known = tree.holes or any(x.stack and x.layout for x in leaves)
+        kernels = {x.path for x in leaves if re.search(r"(?i)kernel$|^w$", x.path[-1])}
+        kernels |= set() if is_known else {x.path for x in RuleReader().read(tree) if x.layout}
+        wrong = [x for x in leaves if x.stack and len(x.layer_shape) < 2 and x.path in kernels]
+        if wrong:
+            raise ValueError(
+                f"layer_axes makes vectors of {list_paths((x.name, x.shape) for x in wrong)}, which"
+                " AdamW would get. Give a pattern that leaves out what is not stacked, or for what"
+                " are vectors rules=[(pattern, None)]."
+            )
 
 
 def muon_dimension_numbers(
@@ -118,7 +135,8 @@ def reader_of(
 
     Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
     """
-    if not rules and not layer_axes:
+    axes = parse_layer_axes(layer_axes)
+    if not rules and not axes:
         return dimension_numbers
     if dimension_numbers is not None:
         raise ValueError(
@@ -126,8 +144,7 @@ def reader_of(
             " it is. Leave one of them out: rules come before the default ones. Functions such as"
             " omp.per_head take both: omp.per_head(64, rules=[...], layer_axes={...})."
         )
-    check_patterns([*(layer_axes or {})])
-    return RuleReader(parse_rules(rules), dict(layer_axes or {}))
+    return RuleReader(parse_rules(rules), axes)
 
 
 def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
