@@ -5,7 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from optax_muonplus._chain.checks import check_inexact
 from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._chain.paths import VALUE
 from optax_muonplus._chain.record import LeafInfo, ResolvedTree
@@ -47,6 +49,10 @@ def resolve(
 def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> list[LeafInfo]:
     """Makes the records of leaves, but for shardings."""
     given = RuleReader() if given is None else given
+    numbers = int | float | complex
+    pairs = zip(tree.paths, tree.arrays, strict=True)
+    if odd := [p for p, x in pairs if not (hasattr(x, "dtype") or isinstance(x, numbers))]:
+        check_inexact(odd, [np.dtype(object)] * len(odd))
     if isinstance(given, RuleReader):
         leaves = given.read(tree)
     else:
