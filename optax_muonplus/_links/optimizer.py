@@ -2,11 +2,14 @@
 
 from typing import Any, Unpack
 
+import jax
 import optax
 
+from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._execution.apply import apply
 from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
+from optax_muonplus._links.direction import try_at_init
 from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices, MatricesFields
@@ -76,10 +79,18 @@ def optimizer(
         )
     if learning_rate is None and not is_zero:
         raise ValueError("weight_decay is multiplied by the learning rate, which is None.")
+    if others is not None and not hasattr(others, "init"):
+        raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     if others is None:
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
+    if learning_rate is not None or hasattr(parts[-1], "learning_rate"):
+        parts = try_at_init(parts, not is_zero and not isinstance(weight_decay, jax.Array))
+        if isinstance(rule, MatrixTransformation):
+            rule = chain.matrix_chain(*parts, where=rule.where, run=rule.run)
+        else:
+            (rule,) = parts
     matrices = matrix_chain(
         rule,
         decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
