@@ -1,6 +1,7 @@
 """Chains of links that read a tree by the rules of this library, and run anywhere."""
 
 import itertools
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -70,7 +71,7 @@ def matrix_chain(
     where = where_of(where, fields)
     inner = [link.where for link in links if isinstance(link, MatrixTransformation)]
     where = one_of(inner if where is None else [where, *inner])
-    parts = [part for link in links for part in parts_of(link)]
+    parts = [part for link in links or [links] for part in parts_of(link)]
     check_order(parts)
     return chain.matrix_chain(*parts, where=where, run=run)
 
@@ -91,12 +92,14 @@ def parts_of(link: Any) -> tuple[Any, ...]:
     if not isinstance(link, type):
         if hasattr(link, "init") and hasattr(link, "update"):
             return (link,)
-        if callable(link):
+        returned = getattr(link, "__annotations__", {}).get("return")
+        if callable(link) and "Transformation" not in str(returned):  # as of omp.momentum itself
             return (ArrayFunction(link),)
+    shown = link if callable(link) else reprlib.repr(link)
     raise TypeError(
-        f"matrix_chain got {link!r}, which is no link: pass transformations, functions on arrays"
-        " (*batch, out, in), or objects with init(params, leaves) and update(updates, state,"
-        " params, leaves)."
+        f"matrix_chain got {shown}, which is no link: pass one by one transformations, such as"
+        " omp.momentum(), functions on arrays (*batch, out, in), or objects with init(params,"
+        " leaves) and update(updates, state, params, leaves)."
     )
 
 
@@ -116,7 +119,11 @@ def check_order(parts: Sequence[Any]) -> None:
             wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
         elif isinstance(part, Orthogonalize):
             scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
+            scaled = scaled or hasattr(before, "polar_factor")
             wrong = scaled and "a polar factor, which undoes it. It stands before them"
+        elif isinstance(part, ScaleByShape) and part.consistent_rms is None:
+            twice = {"none"}.isdisjoint(getattr(x, "shape_scale", "none") for x in (before, part))
+            wrong = twice and 'a second factor by shape. Give one of them shape_scale="none"'
         if wrong:
             names = type(before).__name__, type(part).__name__
             raise ValueError(f"The chain has {names[1]} after {names[0]}: {wrong}.")

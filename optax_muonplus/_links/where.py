@@ -99,6 +99,13 @@ def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | No
     chosen = {**fields, **fields.get("fields", {})}
     chosen.pop("fields", None)
     where = chosen.pop("where", where)
+    wrong = [name for name in chosen if name not in MatricesFields.__annotations__]
+    if wrong or not isinstance(where, Matrices | None):
+        raise TypeError(
+            f"Unknown: {', '.join(wrong) or f'where={where!r}'}. where= takes omp.Matrices(...),"
+            " whose arguments may stand here. A rule has its own, as omp.contrib.NorMuon(beta2=0.9)"
+            " has, and those of AdamW go to others=optax.adamw(...)."
+        )
     if where is not None and chosen:
         raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
     return Matrices(**chosen) if chosen else where
