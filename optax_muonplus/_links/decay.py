@@ -1,5 +1,7 @@
 """Weight decay and learning rate behind a chain: Optax's links, with checks of their numbers."""
 
+import functools
+import reprlib
 from typing import Any
 
 import jax
@@ -11,6 +13,8 @@ from optax_muonplus._chain.chain import Scaling
 from optax_muonplus._core.arguments import Kind, check_flag, check_number
 
 RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
+
+ANSWER = Kind("a number (a mask goes to weight_decay_mask)", lambda x: True)
 
 
 def cautious_decay(
@@ -53,15 +57,29 @@ def decay_weights(
 ) -> optax.GradientTransformation:
     """Optax's decay or the cautious one; without parameters, where it is zero as a number."""
     check_flag("cautious_weight_decay", cautious)
-    if isinstance(mask, bool | np.bool_ | np.ndarray | jax.Array):
-        raise ValueError(
-            f"weight_decay_mask is {mask}, one flag for all parameters. optax.inject_hyperparams"
-            " calls a function with the number of the step: add static_args=('weight_decay_mask',)."
-        )
+    is_function = callable(mask) and jax.tree_util.all_leaves([mask])  # Equinox models have a call
+    if not is_function:
+        _check_mask(mask, isinstance(mask, bool | np.bool_))
     if isinstance(weight_decay, int | float) and weight_decay == 0:
         return Scaling(*optax.identity())
+
+    def find(params: Any) -> Any:
+        return _check_mask(mask(params) if is_function else mask)
+
     make = cautious_decay if cautious else optax.add_decayed_weights
-    return make(real(weight_decay), mask)
+    return make(real(weight_decay), None if mask is None else find)
+
+
+def _check_mask(mask: Any, is_one_flag: bool = False) -> Any:
+    """Returns a tree of flags; raises ValueError for words and numbers, which count as True."""
+    wrong = [x for x in jax.tree.leaves(mask) if not isinstance(x, bool | np.bool_)]
+    if wrong or is_one_flag:
+        raise ValueError(
+            "weight_decay_mask must be a tree of True and False, or a function from parameters to"
+            f" one, got {reprlib.repr(wrong[0] if wrong else mask)}. optax.inject_hyperparams calls"
+            " a function with the number of the step: add static_args=('weight_decay_mask',)."
+        )
+    return mask
 
 
 def scale_by_rate(learning_rate: optax.ScalarOrSchedule | None) -> Scaling:
@@ -76,10 +94,12 @@ def check_rate(
 ) -> None:
     """Raises ValueError for a rate or decay that is negative or not finite, and for large decay.
 
-    Schedules are not checked. ``prefix`` stands before both names in messages.
+    A schedule must return a number, of any size. ``prefix`` stands before both names in messages.
     """
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
-        if not callable(value):
+        if callable(value):
+            jax.eval_shape(functools.partial(_check_schedule, prefix + name, value), np.int32(0))
+        else:
             check_number(prefix + name, value, RATE)
     are_numbers = isinstance(learning_rate, int | float) and isinstance(weight_decay, int | float)
     if are_numbers and learning_rate * weight_decay > 1:
@@ -88,6 +108,14 @@ def check_rate(
             " than 1, so that each update would turn the sign of every parameter. Decay is"
             " multiplied by the learning rate here; 0.1 is usual."
         )
+
+
+def _check_schedule(name: str, schedule: Any, count: Any) -> None:
+    try:
+        value = schedule(count)
+    except Exception:  # it needs a known count, or fails at an update too
+        return
+    check_number(f"{name} of a step", value, ANSWER)
 
 
 def real(number: Any) -> Any:

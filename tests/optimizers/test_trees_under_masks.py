@@ -24,7 +24,10 @@ DIMS = {
 MESH = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 SHARDING = jax.tree.map(lambda x: NamedSharding(MESH, PartitionSpec()), PARAMS)
 TREES = {"muon_weight_dimension_numbers": DIMS, "sharding": SHARDING}
-DECAY = {"weight_decay": 0.1, "weight_decay_mask": lambda params: jax.tree.map(jnp.ndim, params)}
+DECAY = {
+    "weight_decay": 0.1,
+    "weight_decay_mask": lambda params: jax.tree.map(lambda x: x.ndim > 0, params),
+}
 
 LEAVES = jax.tree.map(lambda x: True, PARAMS) | {"head": {"w": False, "b": False}}
 MODULES = {"up": True, "down": True, "head": False}
