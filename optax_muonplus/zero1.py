@@ -13,7 +13,12 @@ from optax_muonplus._chain.checks import mask_params_like
 from optax_muonplus._chain.record import LeafSharding, ResolvedTree, as_named, axes_of_type
 from optax_muonplus._execution.replicas import Cut, cut_to, gather
 from optax_muonplus._params.flatten import FlatTree
-from optax_muonplus._params.sharding import ShardingTree, broadcast_shardings, shardings_of
+from optax_muonplus._params.sharding import (
+    ShardingTree,
+    broadcast_shardings,
+    concrete_sharding,
+    shardings_of,
+)
 
 StateSharding = str | Sequence[str]
 """The name of a mesh axis, or several."""
@@ -122,11 +127,16 @@ def _find_cuts(
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
     known = shardings_of(ResolvedTree(leaves, flat.arrays, flat.unflatten, None), leaves)
     traced = any(isinstance(x, jax.core.Tracer) for x in flat.arrays)
+    lying = (*known, *(x.given_sharding for x in leaves), *map(concrete_sharding, flat.arrays))
+    axes = {name for x in lying if x is not None for name in x.mesh.axis_names}
+    wrong = ""
     if sharding is None and None in known and traced:
-        raise ValueError(
-            "It is not known how parameters lie on the mesh, since axes are Auto under jax.jit."
-            " Pass sharding= too, with the shardings of the parameters."
-        )
+        wrong = "It is not known how parameters lie on the mesh, since axes are Auto under jax.jit."
+        wrong += " Pass sharding= too, with the shardings of the parameters."
+    elif axes and not axes.issuperset(names):  # on one device there may be no mesh
+        wrong = f"state_sharding={state_sharding!r} must name axes of the mesh: {sorted(axes)}."
+    if wrong:
+        raise ValueError(wrong)
     pairs = zip(leaves, known, strict=True)
     return [None if whole is None else _cut(whole, leaf.shape, names) for leaf, whole in pairs]
 

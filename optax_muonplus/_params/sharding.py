@@ -111,7 +111,7 @@ def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
     """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
-    actual = _concrete_sharding(leaf)
+    actual = concrete_sharding(leaf)
     auto = axes_of_type(given.mesh, AxisType.Auto)
     inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
     if not auto or inside or (actual is not None and actual.is_equivalent_to(given, leaf.ndim)):
@@ -126,7 +126,7 @@ def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
     return entries + [()] * (ndim - len(entries))
 
 
-def _concrete_sharding(leaf: Any) -> NamedSharding | None:
+def concrete_sharding(leaf: Any) -> NamedSharding | None:
     concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
     return leaf.sharding if concrete and isinstance(leaf.sharding, NamedSharding) else None
 
@@ -152,7 +152,7 @@ def _leaf_sharding(
             f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
             " experts, is cut, P() if none is"
         )
-    source = given or _concrete_sharding(x) or (typed if explicit else None)
+    source = given or concrete_sharding(x) or (typed if explicit else None)
     if source is None:
         return None
     # The same axes may be of other types where the array is used than where the argument was made.
@@ -165,7 +165,7 @@ def _leaf_sharding(
 def _check_against_arrays(tree: ResolvedTree) -> None:
     wrong = []
     for leaf, x in zip(tree.leaves, tree.arrays, strict=True):
-        given, actual = leaf.given_sharding, _concrete_sharding(x)
+        given, actual = leaf.given_sharding, concrete_sharding(x)
         if given and actual and not actual.is_equivalent_to(given, x.ndim):
             wrong.append(f"{leaf.name} is {actual.spec}, not {given.spec}")
     if wrong:
