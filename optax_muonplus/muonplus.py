@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.layout import DimensionNumbersTree
+from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.arguments import check_flag
@@ -42,8 +43,8 @@ PAPER: Mapping[str, Any] = types.MappingProxyType(
     }
 )
 
-# The defaults of AdamW's arguments, in order.
-_ADAM = (0.9, 0.999, 0.0, True, 0.0, None)
+# AdamW's arguments in order, by default and in PAPER: both give way to ``others``.
+_ADAM = (0.9, 0.999, 0.0, True, 0.0, None), (0.95, 0.95, 0.0, False, 0.1, None)
 
 
 def muonplus(
@@ -75,8 +76,8 @@ def muonplus(
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = (),
+    sharding: ShardingTree = (),
     state_sharding: str | Sequence[str] | None = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
@@ -108,7 +109,8 @@ def muonplus(
       eps: not negative; added to the norm that divides the momentum before the iteration.
       weight_decay: decoupled, not negative, number or schedule; times the learning rate, not times
         the shape factor.
-      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
+      weight_decay_mask: tree of True and False, or function of the parameters, as in
+        ``optax.add_decayed_weights``; without a decay it has no effect.
       mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
         ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side).
@@ -137,13 +139,14 @@ def muonplus(
       adam_weight_decay: its decay, number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
         when the matrices have a schedule.
-      others: any Optax transformation instead, such as ``optax.lion(1e-3)``.
+      others: any Optax transformation instead, such as ``optax.lion(1e-3)``. Beside it AdamW's
+        arguments are refused, but for those of ``**optax_muonplus.PAPER``, which then say nothing.
 
         **Layout**
       muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
         of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (``others``), or a
-        function from the parameters to one, such as :func:`optax_muonplus.per_head`. None means
-        the default rules, :func:`optax_muonplus.muon_dimension_numbers`.
+        function from the parameters to one, such as :func:`optax_muonplus.per_head`. None, or
+        nothing, means the default rules, :func:`optax_muonplus.muon_dimension_numbers`.
       rules: ``[(pattern, dimension numbers or None), ...]``, before the default rules. A pattern is
         a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``; the first
         that is found decides, and one that finds nothing is an error.
@@ -188,7 +191,12 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_rate(learning_rate, weight_decay)
-    placed = sharding
+    if isinstance(eps, jax.Array):
+        _check_not_called(
+            muon_weight_dimension_numbers=(muon_weight_dimension_numbers, DimensionNumbers | None),
+            sharding=(sharding, SingleDeviceSharding | None),
+        )
+    placed = sharding = sharding or None
     if state_sharding is not None:
         from optax_muonplus import zero1  # its first use imports it
 
@@ -203,7 +211,7 @@ def muonplus(
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
     if others is None:
         others = nadamw(learning_rate if adam_learning_rate is None else adam_learning_rate, *adam)
-    elif not all(map(_is_default, (*adam, adam_learning_rate), _ADAM)):
+    elif not any(all(map(_is_default, (*adam, adam_learning_rate), x)) for x in _ADAM):
         raise ValueError("Arguments of AdamW would change nothing beside others=. Give them there.")
     made = optimizer(
         rule,
@@ -212,9 +220,23 @@ def muonplus(
         weight_decay_mask,
         cautious_weight_decay=cautious_weight_decay,
         others=others,
-        where=Matrices(rules, layer_axes, muon_weight_dimension_numbers, placed),
+        where=Matrices(rules, layer_axes, muon_weight_dimension_numbers or None, placed),
     )
     return made if state_sharding is None else zero1.shard_state(made, sharding, state_sharding)
+
+
+def _check_not_called(**trees: tuple[Any, Any]) -> None:
+    """Raises ValueError for what functions may return for a count of steps.
+
+    ``optax.inject_hyperparams`` calls them so. That may be None, which is not the default.
+    """
+    for name, (tree, kinds) in trees.items():
+        if isinstance(tree, kinds):
+            raise ValueError(
+                f"{name} is {tree}. If it is a function, optax.inject_hyperparams called it with"
+                f" the number of the step: add static_args=({name!r},). Else leave it out, or give"
+                " an entry for each parameter."
+            )
 
 
 def _is_default(value: Any, default: Any) -> bool:
@@ -247,8 +269,8 @@ def muon(
     adam_weight_decay: optax.ScalarOrSchedule = 0.0,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
-    muon_weight_dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
+    muon_weight_dimension_numbers: DimensionNumbersTree = (),
+    sharding: ShardingTree = (),
     state_sharding: str | Sequence[str] | None = None,
     rules: Rules = (),
     layer_axes: LayerAxes = None,
