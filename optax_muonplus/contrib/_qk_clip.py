@@ -27,6 +27,7 @@ _LAYERS = {
     r"|in_proj_weight",
     KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
 }
+_OUTPUT = rf"(o|out|output){_SUFFIX}|attention_output|(w_?|to_|linear_)(o|out)"
 # Up-projections of latent attention, whose heads also have parts that all of them share.
 _LATENT = r"(wq_b|q_b_proj|[qk]_up(_proj)?|w_?u[qk])/?(kernel|w|weight)?$"
 
@@ -58,7 +59,8 @@ def qk_clip(
 ) -> optax.GradientTransformationExtraArgs:
     r"""QK-clip of MuonClip: bounds attention logits by scaling queries and keys, head by head.
 
-    Comes last, after the learning rate, and needs the largest logit of each head::
+    Comes last, after the learning rate: before an optimizer it sees gradients, and clips nothing,
+    which it has no way to notice. It needs the largest logit of each head::
 
       tx = optax.chain(omp.muonplus(0.02), omp.contrib.qk_clip(100.0))
       updates, state = tx.update(grads, state, params, max_logits={"blocks/0/attn": maxima})
@@ -86,7 +88,8 @@ def qk_clip(
 
     Args:
       threshold: :math:`\tau`; 100 in Kimi K2.
-      head_size: outputs of one head, needed for fused kernels only.
+      head_size: outputs of one head of queries, needed for fused kernels, and where heads of
+        queries have another size than those of values.
       fused: how outputs follow each other in a kernel of queries, keys and values. ``"blocks"``:
         all queries, all keys, all values. ``"by_head"``: the queries of a head of keys, this head,
         its values, and then the next, as in Megatron-LM.
@@ -97,9 +100,10 @@ def qk_clip(
 
     Raises:
       ValueError: unless the threshold is positive; at init, if no module has queries and keys, if
-        one has keys that cannot be told from values, if it has QK-norm, or for fused kernels
-        without ``head_size`` and ``fused``; at an update without parameters or ``max_logits``, for
-        maxima that are not of the modules and their heads.
+        one has keys that cannot be told from values, if it has QK-norm, for fused kernels without
+        ``head_size`` and ``fused``, and for queries with gates in the same kernel, which has other
+        outputs than the output projection has inputs; at an update without parameters or
+        ``max_logits``, for maxima that are not of the modules and their heads.
 
     Source: Kimi Team, arXiv:2507.20534, section 2.1. The paper has latent attention, where no head
     shares keys; Megatron-LM gives all queries of shared keys the factor of the keys.
@@ -140,6 +144,8 @@ def _modules(
 ) -> dict[str, list[QueryKeyLayer]]:
     """Returns the layers of each module; fused ones need ``size`` and ``fused``."""
     modules = query_key_modules(leaves)
+    if size is None:
+        _check_outputs(modules, leaves)
     if None in (size, fused) and any(x.side == FUSED for xs in modules.values() for x in xs):
         raise ValueError(
             "Fused queries, keys and values do not say where their heads lie. Give"
@@ -147,6 +153,23 @@ def _modules(
             " values, or fused='by_head' where they take turns."
         )
     return modules
+
+
+def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[LeafInfo]) -> None:
+    """Raises ValueError where heads of queries are longer than those that the output reads."""
+    for leaf in leaves:
+        layer = rf"(?i)(?P<module>(.*/)?)({_OUTPUT})(/(kernel|w|weight))?$"
+        found = re.match(layer, _name(leaf.path)) if leaf.layout else None
+        for x in modules.get(found["module"].rstrip("/"), []) if found else []:
+            read = [n for axis, n in enumerate(leaf.shape) if axis not in leaf.matrix.output_axes]
+            made = [n for axis, n in enumerate(x.leaf.shape) if axis not in x.inputs]
+            if x.side == QUERY and x.inputs and math.prod(read) != math.prod(made):
+                raise ValueError(
+                    f"{x.leaf.name} of shape {x.leaf.shape} has other outputs than {leaf.name} of"
+                    f" shape {leaf.shape} has inputs. Gates beside queries would be scaled too:"
+                    " give them a layer of their own, or if heads of queries have another size than"
+                    " those of values, qk_clip(head_size=...)."
+                )
 
 
 def _by_module(max_logits: Any, modules: dict[str, list[QueryKeyLayer]]) -> dict[str, jax.Array]:

@@ -258,6 +258,22 @@ def test_parameters_that_cannot_be_clipped_are_refused_at_init(shapes, options, 
         tx.init(random_tree({"attn": shapes}))
 
 
+def test_gates_in_the_kernel_of_queries_are_refused():
+    """They would be scaled, and a key that another head reads; heads of values may be longer."""
+    gated = {f"{x}_proj": {"kernel": (D, n * K)} for x, n in (("q", 2 * H), ("k", H), ("v", H))}
+    for out in ({"o_proj": {"kernel": (H * K, D)}}, {"out": {"kernel": (H, K, D)}}):
+        params = random_tree({"attn": gated | out})
+        with pytest.raises(ValueError, match=r"attn/q_proj/kernel of shape .* Gates beside"):
+            omp.contrib.qk_clip(2.0).init(params)
+        with pytest.raises(ValueError, match="does not have the heads"):
+            tx = omp.contrib.qk_clip(2.0, head_size=K)
+            tx.update(params, tx.init(params), params, max_logits={"attn": MAXIMA})
+    right = {"attn": gated | {"q_proj": {"kernel": (D, H * K)}, "o_proj": {"kernel": (H * K, D)}}}
+    omp.contrib.qk_clip(2.0).init(random_tree(right))
+    longer = {"attn": right["attn"] | {"o_proj": {"kernel": (2 * H * K, D)}}}
+    omp.contrib.qk_clip(2.0, head_size=K).init(random_tree(longer))
+
+
 @pytest.mark.parametrize(
     ("maxima", "words"),
     [
