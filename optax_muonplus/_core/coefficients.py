@@ -103,7 +103,10 @@ def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Ta
             f"ns_coeffs is a mapping with {', '.join(map(str, ns_coeffs))}: pass arguments that are"
             " kept in one as omp.muonplus(rate, **arguments)."
         )
-    rows = np.asarray(ns_coeffs, dtype=np.float64)
+    try:
+        rows = np.asarray(ns_coeffs, dtype=np.float64)
+    except (TypeError, ValueError):  # words, rows of several lengths, a traced array
+        rows = np.zeros(())
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
         raise ValueError(
             "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"

@@ -2,11 +2,13 @@
 
 from typing import Any, Unpack
 
-import jax
+import jax.core
 import optax
 
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
 from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
 from optax_muonplus._links.direction import try_at_init
@@ -77,8 +79,9 @@ def optimizer(
             f"The rule ends with {type(parts[-1]).__name__}, which has a learning rate and makes"
             " whole steps downhill. Pass learning_rate=None, and others= for other parameters."
         )
-    if learning_rate is None and not is_zero:
-        raise ValueError("weight_decay is multiplied by the learning rate, which is None.")
+    if learning_rate is None and (not is_zero or all(map(_is_uphill, parts))):
+        user = "The rule" if is_zero else "weight_decay"
+        raise ValueError(f"{user} is multiplied by the learning rate, which is None.")
     if others is not None and not hasattr(others, "init"):
         raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     if others is None:
@@ -86,7 +89,8 @@ def optimizer(
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
     if learning_rate is not None or hasattr(parts[-1], "learning_rate"):
-        parts = try_at_init(parts, not is_zero and not isinstance(weight_decay, jax.Array))
+        is_known = not isinstance(weight_decay, jax.core.Tracer)
+        parts = try_at_init(parts, callable(weight_decay) or (is_known and bool(weight_decay)))
         if isinstance(rule, MatrixTransformation):
             rule = chain.matrix_chain(*parts, where=rule.where, run=rule.run)
         else:
@@ -100,3 +104,8 @@ def optimizer(
         run=rule.run if isinstance(rule, MatrixTransformation) else apply,
     )
     return partition(matrices, others)
+
+
+def _is_uphill(part: Any) -> bool:
+    """Whether updates keep the direction of gradients; a user's function may turn them."""
+    return isinstance(part, Momentum | MatrixFunction) and not isinstance(part, ArrayFunction)

@@ -122,6 +122,13 @@ def test_links_that_turn_updates_are_refused_before_a_rate(make, link):
         jax.eval_shape(tx.init, PARAMS)
 
 
+def test_a_rule_without_a_rate_is_refused():
+    with pytest.raises(ValueError, match="The rule is multiplied by the learning rate"):
+        omp.optimizer(omp.scale_by_muonplus(), None, others=optax.sgd(0.1))
+    downhill = chain(omp.scale_by_muonplus(), lambda x: -0.1 * x)
+    omp.optimizer(downhill, None, others=optax.sgd(0.1)).init(PARAMS)
+
+
 RIGHT = [
     optax.trace(0.9),
     optax.scale_by_adam(),
@@ -165,9 +172,11 @@ DECAYS = [
 def test_a_decay_inside_and_outside_is_refused(link):
     rule = chain(omp.scale_by_muonplus(), link)
     for arguments in ({"weight_decay": 0.1}, {"weight_decay": lambda count: 0.1}):
-        with pytest.raises(ValueError, match="has a decay too"):
-            omp.optimizer(rule, 0.1, **arguments).init(PARAMS)
+        for make in (omp.optimizer, inject(omp.optimizer)):
+            with pytest.raises(ValueError, match="has a decay too"):
+                make(rule, 0.1, **arguments).init(PARAMS)
     omp.optimizer(rule, 0.1).init(PARAMS)
+    inject(omp.optimizer)(rule, 0.1).init(PARAMS)
     # Before the momentum it is no decay but a part of the gradient.
     omp.optimizer(chain(link, omp.scale_by_muonplus()), 0.1, weight_decay=0.1).init(PARAMS)
 
@@ -218,6 +227,12 @@ MISTAKES = [
     ),
     (lambda: omp.muonplus(0.1, others="lion"), "got 'lion'"),
     (lambda: omp.optimizer(NorMuon(), 0.1, others=0.1), "others must be a transformation"),
+    (lambda: omp.muonplus(0.1, ("a", "b")), "ns_coeffs must be one row"),
+    (lambda: omp.muonplus(0.1, [(2.0, -1.5, 0.5), (1.5, -0.5)], 2), "ns_coeffs must be one row"),
+    (
+        lambda: jax.jit(lambda x: omp.muonplus(0.1, x) and 0)(jnp.ones(3)),
+        "ns_coeffs must be one row",
+    ),
     (lambda: chain(omp.momentum, omp.orthogonalize), "matrix_chain got <function momentum"),
     (lambda: chain(optax.trace), "matrix_chain got <function trace"),
     (lambda: chain(), "matrix_chain got ()"),
