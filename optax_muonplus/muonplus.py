@@ -191,11 +191,9 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_rate(learning_rate, weight_decay)
-    if isinstance(eps, jax.Array):
-        _check_not_called(
-            muon_weight_dimension_numbers=(muon_weight_dimension_numbers, DimensionNumbers | None),
-            sharding=(sharding, SingleDeviceSharding | None),
-        )
+    if isinstance(eps, jax.Array):  # injected, as all numbers are
+        _check_not_called("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
+        _check_not_called("sharding", sharding)
     placed = sharding = sharding or None
     if state_sharding is not None:
         from optax_muonplus import zero1  # its first use imports it
@@ -225,18 +223,14 @@ def muonplus(
     return made if state_sharding is None else zero1.shard_state(made, sharding, state_sharding)
 
 
-def _check_not_called(**trees: tuple[Any, Any]) -> None:
-    """Raises ValueError for what functions may return for a count of steps.
-
-    ``optax.inject_hyperparams`` calls them so. That may be None, which is not the default.
-    """
-    for name, (tree, kinds) in trees.items():
-        if isinstance(tree, kinds):
-            raise ValueError(
-                f"{name} is {tree}. If it is a function, optax.inject_hyperparams called it with"
-                f" the number of the step: add static_args=({name!r},). Else leave it out, or give"
-                " an entry for each parameter."
-            )
+def _check_not_called(name: str, tree: Any) -> None:
+    """Raises ValueError for what a function returns for a count; None is not the default."""
+    if isinstance(tree, DimensionNumbers | SingleDeviceSharding | None):
+        raise ValueError(
+            f"{name} is {tree}. If it is a function, optax.inject_hyperparams called it with the"
+            f" number of the step: add static_args=({name!r},). Else leave it out, or give an entry"
+            " for each parameter."
+        )
 
 
 def _is_default(value: Any, default: Any) -> bool:

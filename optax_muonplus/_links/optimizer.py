@@ -1,5 +1,6 @@
 """A whole optimizer of a rule for matrices."""
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 import jax.core
@@ -11,7 +12,7 @@ from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
 from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
-from optax_muonplus._links.direction import try_at_init
+from optax_muonplus._links.direction import tried
 from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices, MatricesFields
@@ -89,12 +90,7 @@ def optimizer(
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
     if learning_rate is not None or hasattr(parts[-1], "learning_rate"):
-        is_known = not isinstance(weight_decay, jax.core.Tracer)
-        parts = try_at_init(parts, callable(weight_decay) or (is_known and bool(weight_decay)))
-        if isinstance(rule, MatrixTransformation):
-            rule = chain.matrix_chain(*parts, where=rule.where, run=rule.run)
-        else:
-            (rule,) = parts
+        rule = _with_tried_parts(rule, parts, weight_decay)
     matrices = matrix_chain(
         rule,
         decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
@@ -104,6 +100,19 @@ def optimizer(
         run=rule.run if isinstance(rule, MatrixTransformation) else apply,
     )
     return partition(matrices, others)
+
+
+def _with_tried_parts(rule: Any, parts: Sequence[Any], weight_decay: Any) -> Any:
+    """Lets transformations of Optax be tried; those behind the last link for matrices may decay."""
+    decays = callable(weight_decay) or (
+        not isinstance(weight_decay, jax.core.Tracer) and bool(weight_decay)
+    )
+    is_optax = [isinstance(part, optax.GradientTransformation) for part in parts]
+    pairs = enumerate(zip(parts, is_optax, strict=True))
+    made = [tried(x, decays and all(is_optax[i:])) if known else x for i, (x, known) in pairs]
+    if isinstance(rule, MatrixTransformation):
+        return chain.matrix_chain(*made, where=rule.where, run=rule.run)
+    return made[0]
 
 
 def _is_uphill(part: Any) -> bool:

@@ -117,7 +117,7 @@ UPHILL = [
     ],
 )
 def test_links_that_turn_updates_are_refused_before_a_rate(make, link):
-    with pytest.raises(ValueError, match="turns the updates of up/kernel downhill"):
+    with pytest.raises(ValueError, match="goes downhill, as the learning rate does"):
         tx = make(link)
         jax.eval_shape(tx.init, PARAMS)
 
