@@ -40,8 +40,8 @@ def optimizer(
       rule: a chain of links, such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or
         one link, such as ``omp.contrib.NorMuon()`` or an object of your own with ``init(params,
         leaves)`` and ``update(updates, state, params, leaves)``, see
-        :func:`optax_muonplus.matrix_chain`. Its updates point uphill, as gradients do: behind
-        ``optax.scale_by_learning_rate`` or a whole optimizer of Optax they would raise the loss.
+        :func:`optax_muonplus.matrix_chain`. Its updates point uphill, as gradients do:
+        ``optax.scale_by_learning_rate`` or a whole optimizer of Optax in it would raise the loss.
       learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
         such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
       weight_decay: number or schedule, of the matrices only.
@@ -63,7 +63,8 @@ def optimizer(
       TypeError: for what is no link.
       ValueError: for links in an order that :func:`optax_muonplus.matrix_chain` refuses, a whole
         optimizer in the place of a rule, a rate or a decay beside a rule with a rate of its own,
-        and numbers out of range.
+        and numbers out of range; at init, for a transformation of Optax in the rule that goes
+        downhill or decays a second time, as a trial on a small tree shows.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -82,7 +83,7 @@ def optimizer(
         )
     if learning_rate is None and (not is_zero or all(map(_is_uphill, parts))):
         user = "The rule" if is_zero else "weight_decay"
-        raise ValueError(f"{user} is multiplied by the learning rate, which is None.")
+        raise ValueError(f"{user} is multiplied by the learning rate, which is None: pass one.")
     if others is not None and not hasattr(others, "init"):
         raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     if others is None:
