@@ -122,7 +122,7 @@ def muonplus(
       nesterov: whether the momentum looks one step ahead, see :func:`optax_muonplus.momentum`.
       bias_correction: divides the momentum by what its zero start left out, see there.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
-        function ``(*batch, m, n) -> (*batch, m, n)``, or ``"auto"``, the cheaper of the first two
+        function of one matrix ``(m, n) -> (m, n)``, or ``"auto"``, the cheaper of the first two
         where both are exact enough.
       preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, the norm that
         divides the momentum before the iteration.

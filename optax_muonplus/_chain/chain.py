@@ -43,7 +43,7 @@ class Link(Protocol):
     ) -> tuple[optax.Updates, Any]: ...
 
 
-# A part of a chain. A function on matrices is any callable on arrays (*batch, out, in).
+# A part of a chain. A callable is a function of one matrix (out, in).
 Part = (
     Momentum
     | MatrixFunction

@@ -80,7 +80,7 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
         shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
         if shape != probe.shape or not is_supported(dtype) or becomes_complex:
             raise ValueError(
-                f"{name}: a function on matrices must map arrays (*batch, out, in) to arrays of the"
-                " same shape, floating-point and real where they are; for"
+                f"{name}: a function on matrices must map each one (out, in) to another of its"
+                " shape, floating-point and real where it is; for"
                 f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )

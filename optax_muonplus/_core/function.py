@@ -22,6 +22,13 @@ def adjoint(x: Matrices) -> Matrices:
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
+def map_matrices(function: Callable[[jax.Array], jax.Array], x: Matrices) -> Matrices:
+    """Applies a function of one matrix to each of ``x``: no sum can be over several of them."""
+    for _ in x.shape[:-2]:
+        function = jax.vmap(function)
+    return function(x)
+
+
 def static(**kwargs: Any) -> Any:
     """Makes a field of :func:`matrix_function` that is a choice: not a leaf of the pytree."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
@@ -117,12 +124,12 @@ class Elementwise(MatrixFunction):
 
 @matrix_function
 class ArrayFunction(MatrixFunction):
-    """A plain function on arrays ``(batch, out, in)``; nothing else is known of it."""
+    """A function of one matrix ``(out, in)``; nothing else is known of it."""
 
     function: Callable[[jax.Array], jax.Array] = static()
 
     def __call__(self, x: Matrices) -> Matrices:
-        return self.function(x)
+        return map_matrices(self.function, x)
 
 
 @matrix_function

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from .coefficients import Coefficients, CoefficientsLike, for_steps
-from .function import Matrices, MatrixFunction, matrix_function, static
+from .function import Matrices, MatrixFunction, map_matrices, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
 from .restarts import Restarts, restarts_for
 
@@ -46,7 +46,7 @@ class Orthogonalize(MatrixFunction):
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, where that is
         as exact; ``"newton_schulz"`` for rows of your own), ``"svd"`` (see :func:`svd`), or a
-        function of your own ``(*batch, out, in) -> (*batch, out, in)``.
+        function of your own of one matrix, ``(out, in) -> (out, in)``.
         ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
         products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
@@ -85,7 +85,7 @@ class Orthogonalize(MatrixFunction):
         check_word("preconditioning", self.preconditioning, get_args(Preconditioning))
         check_number("eps", self.eps, NOT_NEGATIVE)
         if not callable(self.polar):
-            otherwise = "; or a function (*batch, out, in) -> the same, which under"
+            otherwise = "; or a function (out, in) -> (out, in), which under"
             otherwise += " optax.inject_hyperparams needs static_args=('polar',)"
             check_word("polar", self.polar, get_args(Polar), otherwise)
         if self.is_iteration:
@@ -96,7 +96,7 @@ class Orthogonalize(MatrixFunction):
 
     def __call__(self, x: Matrices) -> Matrices:
         if callable(self.polar):
-            return self.polar(x)
+            return map_matrices(self.polar, x)
         if self.polar == "svd":
             return svd(x)
         chosen = self.coefficients

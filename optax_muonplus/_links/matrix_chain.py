@@ -36,7 +36,7 @@ def matrix_chain(
 
         - a link of this library, such as ``omp.momentum()`` or ``omp.orthogonalize()``, or what it
           is made of, such as ``omp.polar.Orthogonalize()``;
-        - a function on arrays ``(batch, out, in)`` that does not mix matrices of the batch;
+        - a function of one matrix, ``(out, in) -> (out, in)``, which is mapped over all of them;
         - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
           for a link with a state of its own. ``leaves`` are records of the matrices,
           :class:`optax_muonplus.transforms.LeafInfo`, in the order of ``jax.tree.leaves``.
@@ -98,7 +98,7 @@ def parts_of(link: Any) -> tuple[Any, ...]:
     shown = link if callable(link) else reprlib.repr(link)
     raise TypeError(
         f"matrix_chain got {shown}, which is no link: pass one by one transformations, such as"
-        " omp.momentum(), functions on arrays (*batch, out, in), or objects with init(params,"
+        " omp.momentum(), functions of one matrix (out, in), or objects with init(params,"
         " leaves) and update(updates, state, params, leaves)."
     )
 

@@ -48,7 +48,7 @@ def test_only_whole_matrices_are_orthogonalized():
     seen.clear()  # init looked at the shapes
     updates, _ = jax.jit(tx.update)(sharded, state)
     # 8 matrices on 8 devices, traced for the platform of these devices alone.
-    assert sorted(seen) == [(1, D, D), (1, D, 4 * D), (1, 4 * D, D)]
+    assert sorted(seen) == [(D, D), (D, 4 * D), (4 * D, D)]
     for update in jax.tree.leaves(updates):  # and it did run: unit norms need the whole row
         norms = jnp.linalg.norm(jax.device_get(update), axis=-2)
         np.testing.assert_allclose(norms / norms.max(), 1, atol=1e-5)
