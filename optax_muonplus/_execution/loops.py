@@ -145,7 +145,7 @@ def map_slices(
     ``jax.lax.map`` would first fill the results with zeros. ``function`` is the same for each part
     of a slice; the rest is as in :func:`map_in_place`.
     """
-    if len(sources[0]) == size:
+    if len(sources[0]) <= size:  # or there are none
         return function(*sources)
     closed, closed_over = jax.closure_convert(function, *(x[:size] for x in sources))
     return _slice_loop(closed, size, in_place, sources, closed_over)
