@@ -60,6 +60,7 @@ class Iteration:
     restarts: tuple[int, ...]  # steps, counted from 0, that compute the Gram matrix again
     safety_factor: float  # multiplies the norm
     preconditioning: Preconditioning  # the norm that divides
+    exact_norm: bool  # whether it is that of matrices before they are rounded
     products: Products  # for matrices of that shape
 
 
@@ -94,10 +95,11 @@ def iterate(
         size = largest.astype(jnp.finfo(dtype).dtype)
         y, magnitude = divide_by_pow2(y, size.reshape(*y.shape[:-2], 1, 1))
     scaled_eps = as_real(eps, magnitude.dtype) / magnitude
-    y = products.pad(round_to(y, operand))
-    gram = products.gram(y)
+    wide, y = y, products.pad(round_to(y, operand))
+    measured = products.pad(wide) if iteration.exact_norm else y
+    gram = products.gram(measured, iteration.exact_norm)
     norm = iteration.safety_factor, iteration.preconditioning, products.saves_passes
-    scale = _scale(y, gram, scaled_eps, *norm) * products.factor
+    scale = _scale(measured, gram, scaled_eps, *norm) * products.factor
     if not products.saves_passes:
         gram = round_to(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     rows = _monic(rows, iteration.restarts) if products.saves_passes else rows

@@ -102,6 +102,7 @@ class FastPolar(MatrixFunction):
         # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
         # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
         exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
+        exact_norm = options.exact_norm and operand != sums
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
         # Entries of y are at most 2, so that those of a third power of its Gram matrix are far from
@@ -111,6 +112,7 @@ class FastPolar(MatrixFunction):
             and len(rows[0]) <= 4
             and restarts[:1] in ((), (1,))[len(rows) > 1 :]
             and options.preconditioning != "aol"
+            and not exact_norm
         )
         made = Products(
             left,
@@ -123,7 +125,7 @@ class FastPolar(MatrixFunction):
             block,
             saves_passes,
         )
-        return Iteration(rows, restarts, safety_factor, options.preconditioning, made)
+        return Iteration(rows, restarts, safety_factor, options.preconditioning, exact_norm, made)
 
 
 def choose_algorithm(

@@ -112,9 +112,10 @@ class Products:
             return round_to(jnp.matmul(a, b, precision=self.precision), result)
         return jnp.matmul(a, b, precision=self.precision, preferred_element_type=result)
 
-    def gram(self, y: Matrices) -> Square:
-        """Returns the Gram matrix of ``y``."""
-        return self.matmul(y, adjoint(y)) if self.left else self.matmul(adjoint(y), y)
+    def gram(self, y: Matrices, exact: bool = False) -> Square:
+        """Returns the Gram matrix of ``y``, or an ``exact`` one of a ``y`` that is not rounded."""
+        a, b = (y, adjoint(y)) if self.left else (adjoint(y), y)
+        return jnp.matmul(a, b, precision="high") if exact else self.matmul(a, b)
 
     # So that it is traced once for steps of the same coefficients.
     @functools.partial(jax.jit, static_argnums=(0, 2), inline=True)

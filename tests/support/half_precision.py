@@ -12,6 +12,8 @@ def matrix(spectrum, n=48, m=160):
     elif spectrum != "gaussian":
         u, _, vt = np.linalg.svd(x, full_matrices=False)
         values = {
+            "equal": np.ones(n),
+            "pairs": np.repeat(np.linspace(1, 0.1, (n + 1) // 2), 2)[:n],
             "log": np.logspace(0, -3, n),
             "log to 1e-7": np.logspace(0, -7, n),
             "rank 10": np.arange(n) < 10,
