@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 
 from optax_muonplus._chain.layout import DimensionNumbersTree
 from optax_muonplus._chain.paths import fold, list_paths, without_numbers
-from optax_muonplus._chain.program import Program
+from optax_muonplus._chain.program import DualNorm, Program
 from optax_muonplus._chain.record import (
     ADAM,
     GIVEN,
@@ -40,6 +40,7 @@ from optax_muonplus.muonplus import muonplus
 
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 _USERS = ("your rule", GIVEN)
+_NOMINAL = "rms: as in Optax, of exact polar factors; five Jordan steps give 0.7 to 1.1 of it"
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
 # Layers within attention, gated and recurrent layers, and the first of a model or of a part.
@@ -83,12 +84,15 @@ def describe(
     optimizer = muonplus(**arguments)  # refuses what it would refuse
     parts = {type(part): part for part in vars(optimizer)["parts"]}
     norm, scale = parts[Normalize], parts[ScaleByShape]
-    scale = scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
+    is_matched = norm.match_frobenius and (scale.consistent_rms is None or DualNorm in parts)
+    scale = scale.replace(norm=norm.norm, match_frobenius=is_matched)
     rules, layer_axes = arguments.get("rules", ()), arguments.get("layer_axes")
     dims = reader_of(muon_weight_dimension_numbers, rules, layer_axes)
     sharding = arguments.get("sharding")
     tree = resolve(params, dims, sharding, strict=False)
     lines = [*_table(tree, shardings_of(tree, tree.leaves), scale), _totals(tree)]
+    if scale.consistent_rms is not None and (is_matched or norm.norm in ("none", "long")):
+        lines.append(_NOMINAL)
     lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
     lines += _precision_of_products(tree.matrices, parts[Orthogonalize])
     lines += _doubts(tree.leaves)

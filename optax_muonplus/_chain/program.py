@@ -135,8 +135,8 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
             divisor, part = 2.0, part.replace(eps=part.eps / 2)
         if isinstance(part, Normalize) and _is_polar_factor(before):
             part = NormalizeBounded(part)
-        if isinstance(part, ScaleByShape) and part.norm is None:
-            part = _scale_after(functions, part)
+        if isinstance(part, ScaleByShape) and part.norm is None and part.consistent_rms is not None:
+            part = _set_rms(functions, part, keeps=before_dual_norm is not None)
         functions.append(part)
     if before_dual_norm is not None:
         inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
@@ -152,14 +152,20 @@ def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
-def _scale_after(before: Sequence[MatrixFunction], scale: ScaleByShape) -> ScaleByShape:
-    """Gives the factor by shape the norm before it; it measures matrices of unknown size."""
-    *earlier, last = before or (None,)
-    norm = last.normalize if isinstance(last, NormalizeBounded) else last
-    if isinstance(norm, Normalize):
-        # A matrix that keeps its Frobenius norm, or is not normalized, is as large as before.
-        keeps_size = norm.match_frobenius or norm.norm in ("none", "long")
-        if keeps_size and not (earlier and _is_polar_factor(earlier[-1])):
-            return scale
-        return scale.replace(norm=norm.norm, match_frobenius=norm.match_frobenius)
-    return scale.replace(norm="none") if _is_polar_factor(last) else scale
+def _set_rms(functions: list[MatrixFunction], scale: ScaleByShape, keeps: bool) -> ScaleByShape:
+    """Gives a factor for an RMS the norm before it, which ``keeps`` matching the norm before that.
+
+    Of matrices that are not normalized it measures those that are no polar factors.
+    """
+    last = functions[-1] if functions else None
+    is_bounded = isinstance(last, NormalizeBounded)
+    norm = last.normalize if is_bounded else last
+    if not isinstance(norm, Normalize):
+        return scale.replace(norm="none") if _is_polar_factor(last) else scale
+    keeps &= norm.match_frobenius
+    if not is_bounded and (keeps or norm.norm in ("none", "long")):
+        return scale
+    if not keeps:
+        norm = norm.replace(match_frobenius=False)
+        functions[-1] = NormalizeBounded(norm) if is_bounded else norm
+    return scale.replace(norm=norm.norm, match_frobenius=keeps)

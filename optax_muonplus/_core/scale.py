@@ -27,8 +27,8 @@ class ScaleByShape(MatrixFunction):
       shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
         :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
       consistent_rms: the RMS that the scaled matrix shall have, in the place of ``shape_scale``.
-      norm: the normalization of the polar factor before it, on which ``consistent_rms`` depends.
-        None: nothing is known of what comes before, and each matrix is measured.
+      norm: the normalization before it, on which ``consistent_rms`` depends; ``"none"`` is an exact
+        polar factor. None: nothing is known of what comes before, and each matrix is measured.
       match_frobenius: whether the Frobenius norm of the polar factor was restored after ``norm``.
 
     Raises:

@@ -133,9 +133,9 @@ def scale_by_shape(
     Args:
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
       consistent_rms: if given, the updates get this root mean square instead. In a
-        :func:`matrix_chain` it follows from the shape behind a polar factor, normalized or not, and
-        behind a normalization that does not match the Frobenius norm; elsewhere each matrix is
-        measured.
+        :func:`matrix_chain` it follows from the shape behind a normalization, whose
+        ``match_frobenius`` it replaces, and zero rows count as others. Behind a polar factor alone
+        it is that of an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each is measured.
       where: as in :func:`orthogonalize`.
       **fields: as in :func:`orthogonalize`.
 

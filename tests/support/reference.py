@@ -136,6 +136,8 @@ def muonplus_step(
     u = polar_factor(direction, table, steps, preconditioning, eps)
     # normalize
     o = norm_dir(u, norm, norm_eps)
+    # A root mean square that is asked for replaces the norm that u had.
+    match_frobenius &= consistent_rms is None or adaptive
     if match_frobenius and np.any(o):
         o = o * np.linalg.norm(u) / np.linalg.norm(o)
     # scale

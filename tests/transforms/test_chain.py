@@ -194,7 +194,7 @@ def test_matrices_may_be_rounded_early_unless_a_step_needs_them_exactly():
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [((), ("row", True)), (("col",), ("col", False)), (("none", True), ("none", True))],
+    [((), ("row", False)), (("col",), ("col", False)), (("none", True), ("none", True))],
 )
 def test_the_factor_by_shape_knows_the_normalization_before_it_unless_it_is_told(given, expected):
     factor = ScaleByShape("none", 0.2, *given)
