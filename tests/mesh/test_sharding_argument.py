@@ -159,7 +159,8 @@ ADAPTIVE = {"adaptive": True, "consistent_rms": 0.2}
 
 
 @pytest.mark.parametrize(
-    "types, options", [(AUTO, ADAPTIVE), (EXPLICIT, {}), ((AUTO, EXPLICIT), ADAPTIVE)]
+    "types, options",
+    [(AUTO, ADAPTIVE), (EXPLICIT, {"consistent_rms": 0.2}), ((AUTO, EXPLICIT), ADAPTIVE)],
 )
 def test_injected_hyperparameters_on_the_mesh(types, options):
     """As those do that a step before gave back."""

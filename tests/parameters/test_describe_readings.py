@@ -124,3 +124,18 @@ def test_the_rms_is_that_of_an_update(options):
     for name in params:
         rms = float(jnp.sqrt(jnp.mean(updates[name]["kernel"] ** 2)))
         assert float(found[f"{name}/kernel"].split()[5]) == pytest.approx(rms, rel=1e-2)
+
+
+def test_an_rms_that_no_norm_makes_exact_is_said_to_be_nominal():
+    params = random_tree({"up": {"kernel": (32, 4)}})
+    told = {"consistent_rms": 0.2}
+    nominal = [{"norm": "none"}, {"norm": "long"}, {"adaptive": True}]
+    for options in nominal:
+        assert "rms: as in Optax, of exact polar factors" in omp.describe(params, **options, **told)
+    exact = [{}, {"norm": "row"}, {"match_frobenius": False}]
+    for options in exact:
+        table = omp.describe(params, **options, **told)
+        update = first_update(omp.muonplus(1.0, **options, **told), params)["up"]["kernel"]
+        assert "rms: as in" not in table
+        assert float(jnp.sqrt(jnp.mean(update**2))) == pytest.approx(0.2, rel=1e-5)
+        assert rows(table)[0]["up/kernel"].split()[5] == "0.2"
