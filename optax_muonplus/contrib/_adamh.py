@@ -32,7 +32,8 @@ def adamh(
     as :class:`Hyperball` has it for matrices. It is for heads, in a partition of one's own: marin's
     MuonH is ``hyperball(0.02, others=optax.partition({"head": adamh(0.02), "rest":
     optax.adamw(6e-4)}, labels))``. A leaf of three or more axes is a stack along the first one.
-    There is no weight decay. An update needs the parameters.
+    There is no weight decay. An update needs the parameters. The state is that of
+    ``optax.scale_by_adam``, in the dtypes of the parameters.
 
     Args:
       learning_rate: number or schedule, in units of R.

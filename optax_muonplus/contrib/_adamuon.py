@@ -22,7 +22,7 @@ from optax_muonplus.transforms import MatrixLayout, Momentum, Part
 
 
 class AdaMuonState(RescaledState):
-    """State of :class:`AdaMuon`: a momentum, and one number for each entry in its dtype."""
+    """State of :class:`AdaMuon`: a momentum, and a number for each entry in float32 at least."""
 
 
 @matrices.matrix_function
@@ -47,8 +47,9 @@ class AdaMuon(Rescaled):
       \text{update} = 0.2 \sqrt{mn}\; \hat O_t / (\|\hat O_t\|_F + \epsilon)
 
     so that updates have the root mean square 0.2. The state is two buffers for each matrix, of the
-    momentum's dtype. On a mesh each matrix is moved for its polar factor as under Muon+; the norm
-    that follows is left to the compiler.
+    momentum's dtype; that of V is float32 at least, as squares underflow in float16. On a mesh each
+    matrix is moved for its polar factor as under Muon+; the norm that follows is left to the
+    compiler.
 
     Attributes:
       beta2: decay of the running mean; None means that of the momentum, as in the code.
@@ -82,7 +83,7 @@ class AdaMuon(Rescaled):
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
         """Returns a zero for each entry."""
-        return jnp.zeros_like(jnp.real(mu))
+        return jnp.zeros_like(matrices.upcast_for_sum(jnp.real(mu)))
 
     def rescaled(
         self, layout: MatrixLayout, o: jax.Array, nu: jax.Array

@@ -160,3 +160,16 @@ def test_scaling_the_gradient_does_not_change_the_steps(name):
         scaled, _ = run(usual(name), params, sized)
         for key in params:
             np.testing.assert_allclose(scaled[-1][key], expected[-1][key], atol=2e-5)
+
+
+def test_squares_of_adamuon_do_not_underflow_in_float16():
+    """An entry of 1e-4 of a polar factor has a square below the least number of float16."""
+    params, grads = trees(shapes={"up": (24, 36)}, dtype=jnp.float16)
+    exact = [jax.tree.map(lambda x: np.asarray(x, np.float32), tree) for tree in (params, *grads)]
+    (_, state), (_, expected) = (
+        run(build("adamuon", mu_dtype=jnp.float32), first, rest)
+        for first, rest in ((params, grads), (exact[0], exact[1:]))
+    )
+    nu, oracle_nu = (x.inner_states["muon"].inner_state[0].nu["up"] for x in (state, expected))
+    assert nu.dtype == jnp.float32 and np.all(nu > 0)
+    np.testing.assert_allclose(nu, oracle_nu, rtol=2e-2)
