@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._chain.checks import check_state, mask_params_like
+from optax_muonplus._chain.checks import StateCheck, mask_params_like
 from optax_muonplus._chain.paths import flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
@@ -69,26 +69,30 @@ def param_remainders(
       0.98828125
     """
     inner = optax.with_extra_args_support(inner)
+    check_state = StateCheck()
 
     def init(params: optax.Params) -> RemaindersState:
         _check_dtypes(params)
+        return RemaindersState(inner.init(params), empty(params))
+
+    def empty(params: optax.Params) -> optax.Params:
         kept = lambda x: jnp.zeros_like(x, jnp.int16) if _is_bfloat16(x) else optax.MaskedNode()  # noqa: E731
-        return RemaindersState(inner.init(params), jax.tree.map(kept, params))
+        return jax.tree.map(kept, params)
 
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, RemaindersState]:
         if params is None:
             raise ValueError("Remainders need params: call tx.update(updates, state, params).")
+        masked = mask_params_like(updates, params)
+        check_state(getattr(state, "remainders", None), empty, masked)
         steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
         leaves, structure = jax.tree.flatten(steps)
-        trees = mask_params_like(updates, params), state.remainders
-        rows = zip(leaves, *map(structure.flatten_up_to, trees), strict=True)
+        trees = map(structure.flatten_up_to, (masked, state.remainders))
+        rows = zip(leaves, *trees, strict=True)
         pairs = [_move(*row) for row in rows]
         moves, remainders = (structure.unflatten(pair[i] for pair in pairs) for i in range(2))
-        new = RemaindersState(inner_state, remainders)
-        check_state(state, new)
-        return moves, new
+        return moves, RemaindersState(inner_state, remainders)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

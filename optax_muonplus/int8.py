@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -74,7 +75,15 @@ def quantize(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array
 
 
 def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """Returns the float32 numbers that codes and scales stand for."""
+    """Returns the float32 numbers that codes and scales stand for.
+
+    Raises ValueError for scales that are negative or NaN, unless they are traced.
+    """
+    if not isinstance(scales, jax.core.Tracer) and not jnp.all(scales >= 0):
+        raise ValueError(
+            f"A momentum in eight bits has scales of shape {scales.shape} that are negative or NaN:"
+            " it was damaged, or a gradient was not finite. Go on from an earlier state."
+        )
     blocks, axis = _in_blocks(codes, scales.shape)
     x = blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)
     return _reshape(x, codes.shape, jax.typeof(codes).sharding.spec)
@@ -169,4 +178,4 @@ def _store(x: jax.Array, buffer: Buffer) -> Buffer:
     return quantize(x, buffer[1].shape)
 
 
-STORAGE = Storage(Int8MomentumState, _empty, dequantize, _store)
+STORAGE = Storage(_empty, dequantize, _store)

@@ -112,6 +112,7 @@ def muonplus(
       weight_decay_mask: tree of True and False, or function of the parameters, as in
         ``optax.add_decayed_weights``; without a decay it has no effect.
       mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes.
+        Beside one that is given, a state of another dtype is refused.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
         ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side).
       norm_eps: not negative; inside the root of row and column norms.
@@ -168,7 +169,8 @@ def muonplus(
     Returns:
       A transformation for the whole parameter tree. Its state has one momentum buffer for each
       matrix, and that of ``others`` for the other parameters. An update has the dtype that its
-      gradient and its parameter promote to. ``update`` needs no parameters where there is no decay.
+      gradient and its parameter promote to. ``update`` needs no parameters where there is no decay;
+      under ``optax.inject_hyperparams`` it does, since a decay of 0 is an array there.
 
     Raises:
       ValueError: when built, for unknown options, too few coefficient rows, coefficients that
@@ -176,7 +178,7 @@ def muonplus(
         not finite, and arguments of AdamW beside ``others``; at init, for dimension numbers that do
         not fit the parameters, leaves of three or more axes that no rule knows, and integer
         parameters; at an update, for gradients that have another shape than their parameter, are
-        integers, or are complex where it is not;
+        integers, or are complex where it is not, and for a state of another optimizer;
         at init and update, for an array that may be one shard of a matrix inside
         ``jax.shard_map``. Paths and remedies are in the message.
 

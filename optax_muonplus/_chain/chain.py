@@ -13,11 +13,10 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._chain.checks import (
+    StateCheck,
     check_gradients,
     check_inexact,
-    check_no_gradient_is_none,
     check_only_matrices,
-    check_state,
     mask_params_like,
 )
 from optax_muonplus._chain.fused import FusedLink
@@ -235,6 +234,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
         cls, where: TreeReader, over: Callable[[ResolvedTree], optax.GradientTransformation]
     ) -> Self:
         """Makes a transformation that reads each tree, checks its gradients and calls ``over``."""
+        check_state = StateCheck()
 
         def init(params: optax.Params) -> optax.OptState:
             tree = where.read(params)
@@ -244,12 +244,11 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
         def update(
             updates: optax.Updates, state: optax.OptState, params: Any = None, **extra_args: Any
         ) -> tuple[optax.Updates, optax.OptState]:
-            check_no_gradient_is_none(updates, state)
             check_gradients(updates, params)
             params = mask_params_like(updates, params)
-            updates, new = over(where.read(updates)).update(updates, state, params, **extra_args)
-            check_state(state, new)
-            return updates, new
+            chain = over(where.read(updates))
+            check_state(state, chain.init, updates if params is None else params)
+            return chain.update(updates, state, params, **extra_args)
 
         return cls(init, update)
 

@@ -1,6 +1,7 @@
 """Checks of parameters, gradients and states, which name the leaves that are wrong."""
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -8,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._chain.paths import Path, flatten_with_names, fold_all, list_paths, path_name
+from optax_muonplus._chain.paths import (
+    Path,
+    flatten_with_names,
+    fold_all,
+    is_hole,
+    list_paths,
+    path_name,
+)
 from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.arguments import is_supported
 
@@ -29,28 +37,27 @@ def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
     wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not is_supported(dtype)]
     if wrong:
         raise ValueError(
-            f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, keys and"
+            f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, path and"
             " what is stored in 8 bits out of the parameters, or freeze them: optax.partition with"
             " optax.set_to_zero(). In Equinox pass eqx.filter(model, eqx.is_inexact_array)."
         )
 
 
-def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
-    """Raises ValueError, naming the leaves, unless gradients are those of ``like``.
+def check_gradients(gradients: Any, params: Any) -> None:
+    """Raises ValueError, naming the leaves, unless gradients are those of the parameters.
 
     A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
-    without a word. It is floating-point, and complex if and only if the parameter is; a momentum
-    buffer may be complex where the gradient is not, since ``mu_dtype`` says so. Leaves are matched
-    by their paths, and those that are in one of the trees only are left to JAX and Optax.
+    without a word. It is floating-point, and complex if and only if the parameter is. Leaves are
+    matched by their paths, and those that are in one of the trees only are left to JAX and Optax.
     """
-    like = gradients if like is None else like
-    if jax.tree.structure(gradients) == jax.tree.structure(like):
-        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(like), strict=True)
-        if not any(_misfit(x, other, what) for x, other in pairs):
+    params = gradients if params is None else params
+    if jax.tree.structure(gradients) == jax.tree.structure(params):
+        pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(params), strict=True)
+        if not any(_misfit(x, parameter) for x, parameter in pairs):
             return  # only a message needs names
-    known = dict(zip(*flatten_with_names(like), strict=True))
+    known = dict(zip(*flatten_with_names(params), strict=True))
     named = zip(*flatten_with_names(gradients), strict=True)
-    misfits = [(path_name(path), _misfit(x, known.get(path, x), what)) for path, x in named]
+    misfits = [(path_name(path), _misfit(x, known.get(path, x))) for path, x in named]
     wrong = fold_all((name, f"is {misfit}") for name, misfit in misfits if misfit)
     if wrong:
         raise ValueError(
@@ -60,35 +67,16 @@ def check_gradients(gradients: Any, like: Any, what: str = "parameter") -> None:
         )
 
 
-def _misfit(x: Any, other: Any, what: str) -> str:
-    """Says why ``x`` is no gradient of ``other``; nothing if it is one."""
-    dtype, is_complex = jnp.result_type(x), jnp.iscomplexobj(x)
+def _misfit(x: Any, parameter: Any) -> str:
+    """Says why ``x`` is no gradient of ``parameter``; nothing if it is one."""
+    dtype = jnp.result_type(x)
     if not is_supported(dtype):
         return f"{dtype}, not floating-point of 16 bits at least"
-    if np.shape(x) != np.shape(other):
-        return f"{np.shape(x)}, its {what} {np.shape(other)}"
-    if is_complex != jnp.iscomplexobj(other) and (is_complex or what == "parameter"):
-        return f"{dtype}, its {what} {jnp.result_type(other)}"
+    if np.shape(x) != np.shape(parameter):
+        return f"{np.shape(x)}, its parameter {np.shape(parameter)}"
+    if jnp.iscomplexobj(x) != jnp.iscomplexobj(parameter):
+        return f"{dtype}, its parameter {jnp.result_type(parameter)}"
     return ""
-
-
-def check_no_gradient_is_none(gradients: Any, state: Any) -> None:
-    """Raises ValueError, naming the leaves, for None where the state has a momentum.
-
-    None is right for what is not trained, as Equinox has it; such leaves were None at init too.
-    """
-    if not any(map(_is_none, jax.tree.leaves(gradients, is_leaf=_is_none))):
-        return
-    paths, leaves = flatten_with_names(gradients, _is_none)
-    names = [path_name(path) for path, x in zip(paths, leaves, strict=True) if x is None]
-    trained = [f"/{path_name(path)}" for path in flatten_with_names(state)[0]]
-    ends = {name: (f"/mu/{name}", f"/codes/{name}") for name in names}
-    wrong = [(name, None) for name in names if any(x.endswith(ends[name]) for x in trained)]
-    if wrong:
-        raise ValueError(
-            f"Gradients are None for {list_paths(wrong)}, for which the state has a momentum:"
-            " pass zeros there, or leave it out of tx.init(parameters)."
-        )
 
 
 def mask_params_like(updates: Any, params: Any) -> Any:
@@ -101,22 +89,75 @@ def mask_params_like(updates: Any, params: Any) -> Any:
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=_is_none)
 
 
-def check_state(old: optax.OptState, new: optax.OptState) -> None:
-    """Raises ValueError unless an update keeps the structure and the shapes of its state.
+class StateCheck:
+    """Compares states with those that an optimizer makes, the same one only once."""
 
-    NumPy's broadcasting would stretch a running mean of another side, or of a kernel that was read
-    the other way, to the shape of the matrix.
-    """
-    is_same = jax.tree.structure(old) == jax.tree.structure(new)
-    pairs = list(zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=is_same))
-    if is_same and all(jnp.shape(x) == jnp.shape(y) for x, y in pairs):
-        return  # only a message needs names
-    wrong = [
-        (path_name(path), f"is {jnp.shape(x)}, {jnp.shape(y)} after the update")
-        for path, (x, y) in zip(flatten_with_names(old)[0], pairs, strict=is_same)
-        if jnp.shape(x) != jnp.shape(y)
-    ]
-    raise wrong_state(list_paths(wrong) if is_same else "it has other parts after an update")
+    def __init__(self) -> None:
+        self._fitting: Any = None
+
+    def __call__(self, state: Any, init: Callable[[Any], optax.OptState], like: Any) -> None:
+        """Raises ValueError, naming the arrays, unless ``state`` is one that ``init(like)`` makes.
+
+        Broadcasting would stretch a running mean of another side. Arrays are compared by path,
+        since containers of parameters may differ between init and update.
+        """
+        leaves, structure = jax.tree.flatten((state, like))
+        found = structure, [(np.shape(x), getattr(x, "dtype", type(x))) for x in leaves]
+        if found == self._fitting:
+            return
+        expected = jax.eval_shape(init, like)
+        have, wanted = _by_path(state), _by_path(expected)
+        _check_none(like, have.keys() - wanted.keys())
+        unfit = {path: array_misfit(x, wanted[path]) for path, x in have.items() if path in wanted}
+        wrong = [
+            ("missing", [(path, None) for path in wanted if path not in have]),
+            ("unknown", [(path, None) for path in have if path not in wanted]),
+            ("misfit", [(path, why) for path, why in unfit.items() if why]),
+        ]
+        shown = "; ".join(f"{kind} {_list_few(parts)}" for kind, parts in wrong if parts)
+        if wanted.keys() != {()} and type(state) is not type(expected):
+            shown = f"{type(state).__name__} in place of {type(expected).__name__}"
+        if shown:
+            raise wrong_state(shown)
+        self._fitting = found
+
+
+def _by_path(state: Any) -> dict[Path, Any]:
+    """Returns the arrays of a state, and an empty one for each part that has none."""
+
+    def is_empty(x: Any) -> bool:
+        return isinstance(x, tuple) and not x and not is_hole(x)
+
+    pairs = zip(*flatten_with_names(state, is_empty), strict=True)
+    return {path: np.zeros(0) if isinstance(x, tuple) else x for path, x in pairs}
+
+
+def array_misfit(x: Any, other: Any) -> str:
+    """Says why an array of a state cannot be in the place of another; nothing if it can."""
+    if np.shape(x) != np.shape(other):
+        return f"({np.shape(x)} for {np.shape(other)})"
+    dtypes = jnp.result_type(x), jnp.result_type(other)
+    kinds = {"f" if is_supported(dtype) else getattr(dtype, "kind", dtype) for dtype in dtypes}
+    if len(kinds) > 1 or (jnp.iscomplexobj(other) and not jnp.iscomplexobj(x)):
+        return "({} for {})".format(*dtypes)
+    return ""
+
+
+def _check_none(gradients: Any, unknown: Iterable[Path]) -> None:
+    """Raises ValueError for None where the state has an array, and not where there was none."""
+    pairs = zip(*flatten_with_names(gradients, _is_none), strict=True)
+    nones = [path for path, x in pairs if x is None]
+    wrong = [(x, None) for x in nones if any(path[len(path) - len(x) :] == x for path in unknown)]
+    if wrong:
+        raise ValueError(
+            f"Gradients are None for {_list_few(wrong)}, for which the state has a momentum:"
+            " pass zeros there, or leave it out of tx.init(parameters)."
+        )
+
+
+def _list_few(parts: Iterable[tuple[Path, str | None]]) -> str:
+    names = list_paths((path_name(path), why) for path, why in parts)
+    return textwrap.shorten(names, 400, placeholder=" ...")
 
 
 def wrong_state(what: str) -> ValueError:

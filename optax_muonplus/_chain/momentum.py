@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.checks import check_gradients, check_inexact, wrong_state
+from optax_muonplus._chain.checks import StateCheck, check_gradients, check_inexact, wrong_state
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.paths import flatten_with_names
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
@@ -37,7 +37,6 @@ class MomentumState(NamedTuple):
 class Storage:
     """How the buffers of a momentum are kept between updates."""
 
-    state: Any  # the class of the state: trees of arrays, and the count of updates
     empty: Callable[[optax.Params, Any], Any]  # from zeros and the count to the first state
     load: Callable[..., jax.Array]  # from the arrays that hold one buffer to the momentum
     # From a momentum, and the arrays that held the one before, to arrays that hold it.
@@ -45,7 +44,6 @@ class Storage:
 
 
 AS_NUMBERS = Storage(
-    MomentumState,
     MomentumState,
     load=lambda buffer: buffer,
     store=lambda x, buffer: (saturating_cast(x, buffer[0].dtype),),
@@ -87,6 +85,7 @@ class Momentum:
     nesterov: bool = True
     bias_correction: bool = False
     mu_dtype: DTypeLike | None = None
+    _check_state: StateCheck = dataclasses.field(default_factory=StateCheck, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("beta", self.beta, DECAY)
@@ -115,7 +114,8 @@ class Momentum:
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
-        del params
+        check_gradients(updates, params)
+        self._check_state(state, self.init, updates)
         state, directions = self.advance(updates, state)
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
@@ -135,11 +135,10 @@ class Momentum:
         the largest gradient.
         """
         storage = storage_of(self.dtype)
-        if getattr(state, "_fields", None) != storage.state._fields:
-            should = storage.state.__name__
-            raise wrong_state(f"it has {type(state).__name__}, where {should} should be")
-        check_gradients(updates, state[0], "momentum")
         buffers, treedef = buffers_of(state)
+        kept = {jnp.result_type(m[0]) for m in buffers}
+        if self.dtype is not None and kept - {jnp.result_type(self.dtype)}:
+            raise wrong_state(f"momentum in {kept.pop()}, and mu_dtype is {self.dtype}")
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
         pairs = zip(buffers, grads, strict=True)
         sums = [moving_average(storage.load(*m), g, self.beta) for m, g in pairs]

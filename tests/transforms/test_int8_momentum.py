@@ -175,5 +175,25 @@ def test_states_are_taken_over_to_and_from_eight_bits(old, new):
 
 def test_a_state_in_float32_is_not_taken_for_one_in_eight_bits():
     state = omp.muonplus(0.1).init(PARAMS)
-    with pytest.raises(ValueError, match=r"MomentumState, where .*Int8MomentumState should be"):
+    with pytest.raises(ValueError, match=r"missing .*/codes/.*unknown .*/mu/"):
         omp.muonplus(0.1, mu_dtype="int8").update(PARAMS, state, PARAMS)
+
+
+BAD_SCALES = {
+    "shape": (lambda x: jnp.broadcast_to(x[:1], (1, *x.shape[1:])), "misfit .*/scales/"),
+    "negative": (lambda x: x - 1, "scales of shape .* are negative or NaN"),
+    "NaN": (lambda x: x * jnp.nan, "scales of shape .* are negative or NaN"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCALES)
+def test_scales_that_nobody_stored_are_refused(name):
+    """At an eager update; traced numbers are not known."""
+    change, message = BAD_SCALES[name]
+    tx = omp.muonplus(0.1, mu_dtype="int8")
+    state = jax.tree.map_with_path(
+        lambda keys, x: change(x) if ".scales" in jax.tree_util.keystr(keys) else x,
+        tx.init(PARAMS),
+    )
+    with pytest.raises(ValueError, match=message):
+        tx.update(PARAMS, state, PARAMS)
