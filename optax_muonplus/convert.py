@@ -1,5 +1,6 @@
 """Makes the state of one optimizer that of another: Optax's Muon, AdamW, and this library's."""
 
+import difflib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,16 +10,20 @@ import numpy as np
 import optax
 import optax.contrib
 
+from optax_muonplus._chain import paths
+from optax_muonplus._chain.checks import array_misfit
 from optax_muonplus._chain.momentum import MomentumState
-from optax_muonplus._chain.paths import flatten_with_names, list_paths, path_name
 from optax_muonplus._core.precision import saturating_cast
 
-MOMENTUM, FIRST, SECOND, UPDATES = "momentum", "first moment", "second moment", "updates"
-_Key = tuple[str, str]  # role and path of the parameter
+MOMENTS = MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
+# Counts of updates. A schedule's comes first: moments may have started anew in the middle of a run.
+UPDATES = SCHEDULE, STEPS, INJECTED = "schedule", "accumulated steps", "injected"
+COUNTS = *UPDATES, AVERAGED, ADAM = *UPDATES, "momentum's count", "AdamW's count"
+SETTING, _SETTINGS = "setting", ("hyperparams", "ns_coeffs", "b1")
 _ROLES: dict[Any, dict[str, str]] = {
-    MomentumState: {"mu": MOMENTUM},
-    optax.contrib.MuonState: {"mu": MOMENTUM},
-    optax.ScaleByAdamState: {"mu": FIRST, "nu": SECOND},
+    MomentumState: {"mu": MOMENTUM, "count": AVERAGED},
+    optax.contrib.MuonState: {"mu": MOMENTUM, "count": AVERAGED},
+    optax.ScaleByAdamState: {"mu": FIRST, "nu": SECOND, "count": ADAM},
 }
 
 
@@ -26,7 +31,8 @@ class TakenOver(NamedTuple):
     """What :func:`take_over` did with each array, such as ``"up/kernel: momentum"``.
 
     The new state has what was ``kept`` from the old one, and what ``started_anew`` as it was
-    initialised. It has no place for what was ``not_used``.
+    initialised. It has no place for what was ``not_used``. What is no momentum or moment has its
+    path and the class of its state, as in ``"1/ema/up/kernel: EmaState"``.
     """
 
     kept: tuple[str, ...]
@@ -35,7 +41,7 @@ class TakenOver(NamedTuple):
 
     def __str__(self) -> str:
         groups = self._asdict().items()
-        lines = ((name, list_paths((x, None) for x in found)) for name, found in groups)
+        lines = ((name, paths.list_paths((x, None) for x in found)) for name, found in groups)
         return "\n".join(f"{name.replace('_', ' ')}: {shown or 'nothing'}" for name, shown in lines)
 
 
@@ -48,9 +54,11 @@ def take_over(
     momentum, that of ``optax.contrib.muon`` and AdamW's first moment are the same average,
     :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's group keeps its moments and its one count
     if the old state has both moments of all its parameters; else all of it starts anew, as a second
-    moment that starts late would make long steps. Schedules go on at their count. Everything else
-    is that of the new optimizer. Take over outside of ``jax.jit``, after a complete step of
-    accumulated gradients.
+    moment that starts late would make long steps. An array of another shape starts anew too. A
+    count goes on from that of its kind at the most similar path, or else from another count of
+    updates. What other wrappers have is kept where the new state has it at the same path. Rates
+    and other numbers are those of the new optimizer. Take over outside of ``jax.jit``, after a
+    complete step of accumulated gradients.
 
     Args:
       old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any
@@ -64,8 +72,9 @@ def take_over(
       use it any more if the new one is donated.
 
     Raises:
-      ValueError: for a state in which no momentum of these parameters is found, or two that could
-        be meant.
+      ValueError: for a state in which no momentum of these parameters is found; for arrays, or
+        counts, two of which could be meant; for gradients of a step that is not complete and that
+        the new state has no place for.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -77,110 +86,132 @@ def take_over(
     """
     from optax_muonplus.int8 import store_like, widen
 
-    names = {path_name(path) for path in flatten_with_names(params)[0]}
-    buffers, counts = _read(widen(old_state), names)
-    sources: dict[_Key, _Key] = {}  # what is kept in the new state, and where it was
-    started_anew: list[_Key] = []
-
-    def take(path: Any, node: Any) -> Any:
-        if not _has_roles(node):
-            return _count(counts, UPDATES, node) if _is_count(path, node) else node
-        roles = _ROLES[type(node)]
-        found = {key: _source(key, buffers) for field in roles for key, _ in _arrays(node, field)}
-        missing = [key for key, source in found.items() if source is None]
-        if missing and "nu" in roles:  # AdamW's moments go on together
-            missing = [*found]
-        started_anew.extend(missing)
-        if missing and missing == [*found]:
-            return node
-        chosen = {key: source for key, source in found.items() if source is not None}
-        sources.update(chosen)
-        new = {
-            field: jax.tree.structure(getattr(node, field)).unflatten(
-                _place_like(buffers[chosen[key]], x) if key in chosen else x
-                for key, x in _arrays(node, field)
-            )
-            for field in roles
-        }
-        if node.count is not None:
-            new["count"] = _count(counts, roles["mu"], node.count)
-        return node._replace(**new)
-
-    state = jax.tree.map_with_path(take, widen(new_state), is_leaf=_has_roles)
-    unused = buffers.keys() - sources.values()
-    groups = [*sources], started_anew, [key for key in buffers if key in unused]
-    report = TakenOver(*(tuple(f"{name}: {role}" for role, name in group) for group in groups))
+    old, new = _read("old_state", old_state, params), _read("new_state", new_state, params)
+    by_name = {(x.role, x.name): x for x in old}
+    pairs = [(x, _count(x, old) if x.role in COUNTS else _source(x, by_name)) for x in new]
+    arrays = [(x, source) for x, source in pairs if x.role not in (SETTING, *COUNTS)]
+    # One count serves all moments of AdamW, so they go on together; a momentum alone may be new.
+    anew = {x.group for x, _ in arrays} - {x.group for x, source in arrays if source}
+    anew |= {x.group for x, source in arrays if not source and x.role != MOMENTUM}
+    pairs = [(x, y if x.role in UPDATES or x.group not in anew else None) for x, y in pairs]
+    used = {id(source) for _, source in pairs}
+    unused = [x for x in old if id(x) not in used]
+    _check_complete(unused)
+    state = jax.tree.structure(widen(new_state)).unflatten(
+        _place_like(source, x) if source else x.value for x, source in pairs
+    )
+    groups = [x for x, source in pairs if source], [x for x, source in pairs if not source], unused
+    shown = ([x for x in group if x.role not in (SETTING, *COUNTS)] for group in groups)
+    report = TakenOver(*(tuple(f"{x.name}: {x.role}" for x in group) for group in shown))
     return store_like(state, new_state), report
 
 
-def _has_roles(node: Any) -> bool:
-    return type(node) in _ROLES
+class _Leaf(NamedTuple):
+    """An array of a state."""
+
+    role: str  # the class of its state, if no other is known
+    name: str  # path of its parameter, or else in the state
+    group: str  # path of the named tuple that it is in
+    value: Any
 
 
-def _is_count(path: Any, leaf: Any) -> bool:
-    """Tells whether a leaf counts updates, for a schedule or for bias correction."""
-    names = ("count", "gradient_step")
-    return jax.tree_util.keystr(path[-1:], simple=True) in names and not jnp.shape(leaf)
+def _read(what: str, state: optax.OptState, params: optax.Params) -> list[_Leaf]:
+    """Returns the arrays of a state in order; raises ValueError if it is no known state."""
+    from optax_muonplus.int8 import widen
 
-
-def _arrays(node: Any, field: str) -> Iterator[tuple[_Key, Any]]:
-    for path, leaf in zip(*flatten_with_names(getattr(node, field)), strict=True):
-        yield (_ROLES[type(node)][field], path_name(path)), leaf
-
-
-def _read(state: optax.OptState, names: set[str]) -> tuple[dict[_Key, Any], dict[str, Any]]:
-    """Returns the buffers of a state by role and parameter, and the first count of each role."""
-    buffers: dict[_Key, Any] = {}
-    counts: dict[str, Any] = {}
-    for path, node in jax.tree.leaves_with_path(state, is_leaf=_has_roles):
-        if not _has_roles(node):
-            if _is_count(path, node):
-                counts.setdefault(UPDATES, node)
-            continue
-        for key, leaf in (x for field in _ROLES[type(node)] for x in _arrays(node, field)):
-            if key in buffers:
-                raise ValueError(
-                    f"The old state has several arrays that are the {' of '.join(key)}. Pass the"
-                    " part of the state that holds the one you mean."
-                )
-            if key[1] in names:
-                buffers[key] = leaf
-        if node.count is not None:
-            counts.setdefault(_ROLES[type(node)]["mu"], node.count)
-    if not buffers:
+    names = {paths.path_name(path) for path in paths.flatten_with_names(params)[0]}
+    leaves = [*_walk(widen(state), (), (), None)]
+    moments = [x for x in leaves if x.role in MOMENTS and x.name in names]
+    known = [(x.role, x.name) for x in moments if hasattr(x.value, "__array__")]
+    if len({*known}) < len(known):
+        role, name = next(x for x in known if known.count(x) > 1)
         raise ValueError(
-            f"Got a {type(state).__name__} as old_state, in which no momentum of these parameters"
-            " is found. Known are the states of optax_muonplus, of optax.contrib.muon and of"
-            " optax.adamw, in any wrapper. Pass the parameters as the optimizer's init got them."
+            f"{what} has several arrays that are the {role} of {name}. Pass the part of the state"
+            " that holds the one you mean."
         )
-    return buffers, counts
+    if not known:
+        raise ValueError(
+            f"Got a {type(state).__name__} as {what}, in which no momentum of these parameters is"
+            " found. Known are the states of optax_muonplus, of optax.contrib.muon and of"
+            " optax.adamw, in any wrapper. Pass tx.init(params), or what updates made of it, with"
+            " the parameters as the optimizer's init got them."
+        )
+    return leaves
 
 
-def _source(key: _Key, buffers: dict[_Key, Any]) -> _Key | None:
-    """Finds the array of that role, or AdamW's first moment for a momentum."""
-    keys = [key, *([(FIRST, key[1])] if key[0] == MOMENTUM else [])]
-    return next((key for key in keys if key in buffers), None)
+def _walk(node: Any, keys: Any, owner: Any, state: Any) -> Iterator[_Leaf]:
+    """Yields the arrays below a node; ``owner`` is the path of ``state``, a named tuple above."""
+    owner, state = (keys, node) if hasattr(node, "_fields") else (owner, state)
+    for key, child in jax.tree.leaves_with_path(node, is_leaf=lambda x: x is not node):
+        role = _role(state, (keys + key)[len(owner) :])
+        if role in MOMENTS:  # parameters may be named tuples too
+            for path, x in zip(*paths.flatten_with_names(child), strict=True):
+                yield _Leaf(role, paths.path_name(path), _name(owner), x)
+        elif key:
+            yield from _walk(child, keys + key, owner, state)
+        else:
+            yield _Leaf(role, _name(keys), _name(owner), child)
 
 
-def _count(counts: dict[str, Any], role: str, new: Any) -> Any:
-    """Returns the old count of that role, or else one of updates, with memory of its own.
+def _role(state: Any, keys: Any) -> str:
+    """Returns the role of what is at ``keys`` in a named tuple, or the name of its class."""
+    fields, (field, *rest) = getattr(state, "_fields", ()), [_name((key,)) for key in keys] or [""]
+    if field in _SETTINGS and not (rest and rest[0] in getattr(state, "hyperparams_states", {})):
+        return SETTING
+    if role := _ROLES.get(type(state), {}).get(field):
+        return role
+    if field == "gradient_step":
+        return STEPS
+    if field == "count" and not rest and (len(fields) == 1 or "hyperparams" in fields):
+        return SCHEDULE if len(fields) == 1 else INJECTED
+    return type(state).__name__
 
-    JAX refuses to donate one array twice, and a count that was read onto one device would not go
-    with arrays on a mesh.
+
+def _name(keys: Any) -> str:
+    return paths.path_name(paths.path_of_keys(keys))
+
+
+def _source(leaf: _Leaf, old: dict[tuple[str, str], _Leaf]) -> _Leaf | None:
+    """Finds the old array of that role, name and shape, or a first moment for a momentum."""
+    roles = {MOMENTUM: (MOMENTUM, FIRST), SETTING: ()}.get(leaf.role, (leaf.role,))
+    same = (old[role, leaf.name] for role in roles if (role, leaf.name) in old)
+    return next((x for x in same if not array_misfit(leaf.value, x.value)), None)
+
+
+def _count(leaf: _Leaf, old: list[_Leaf]) -> _Leaf | None:
+    """Finds the count of that kind at the most similar path, or else one of updates."""
+    kinds = ([x for x in old if x.role == role] for role in (leaf.role, *COUNTS))
+    counts = next(filter(None, kinds), [])
+    path = leaf.name.split("/")
+    alike = [difflib.SequenceMatcher(None, x.name.split("/"), path).ratio() for x in counts]
+    best = [x for x, ratio in zip(counts, alike, strict=True) if ratio == max(alike)]
+    if len({int(x.value) for x in best}) > 1:
+        shown = ", ".join(f"{x.name} is {x.value}" for x in best)
+        raise ValueError(
+            f"Counts of old_state differ, and each could be that of {leaf.name} in new_state:"
+            f" {shown}. Pass the part of the state that holds the one you mean."
+        )
+    return best[0] if best else None
+
+
+def _check_complete(unused: list[_Leaf]) -> None:
+    """Raises ValueError if gradients of a step that is not complete would be dropped."""
+    counts = ("MultiStepsState", "mini_step"), ("ApplyEvery", "count")
+    for leaf in unused:
+        if (leaf.role, leaf.name.split("/")[-1]) in counts and leaf.value:
+            raise ValueError(
+                f"{leaf.name} of old_state is {leaf.value}: gradients of a step that is not"
+                " complete have no place in new_state. Take over after a complete step."
+            )
+
+
+def _place_like(source: _Leaf, like: _Leaf) -> Any:
+    """Gives an array the dtype of another, and its sharding where that was put somewhere.
+
+    Each device sends and receives what it lacks. Counts get memory of their own: JAX refuses to
+    donate one array twice, and one that was read onto one device would not go with a mesh.
     """
-    order = (role, UPDATES, MOMENTUM, FIRST)
-    old = next((counts[x] for x in order if x in counts), None)
-    if old is None:
-        return new
-    count = jnp.array(np.array(old), new.dtype)
-    return jax.device_put(count, new.sharding) if new.committed else count
-
-
-def _place_like(old: Any, new: Any) -> Any:
-    """Gives ``old`` the dtype of ``new``, and its sharding where ``new`` was put somewhere.
-
-    Each device sends and receives what it lacks.
-    """
-    x = jnp.asarray(old)
-    x = x if x.dtype == new.dtype else saturating_cast(x, new.dtype)
-    return jax.device_put(x, new.sharding) if new.committed else x
+    new, dtype = like.value, jnp.result_type(like.value)
+    x = jnp.array(np.array(source.value)) if like.role in COUNTS else jnp.asarray(source.value)
+    x = x if x.dtype == dtype else saturating_cast(x, dtype)
+    return jax.device_put(x, new.sharding) if getattr(new, "committed", False) else x

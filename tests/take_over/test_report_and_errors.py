@@ -71,3 +71,58 @@ def test_refused_with_what_was_given(name):
     old, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         omp.take_over(old(), omp.muonplus(0.1).init(PARAMS), PARAMS)
+
+
+TX = omp.muonplus(0.1)
+NO_STATES = {
+    "the optimizer": lambda: TX,
+    "its function": lambda: TX.init,
+    "shapes": lambda: jax.eval_shape(TX.init, PARAMS),
+    "parameters": lambda: PARAMS,
+}
+
+
+@pytest.mark.parametrize("name", NO_STATES)
+def test_the_new_state_has_arrays(name):
+    wrong, state = NO_STATES[name](), TX.init(PARAMS)
+    with pytest.raises(ValueError, match=r"as new_state, in which .*Pass tx\.init\(params\)"):
+        omp.take_over(state, wrong, PARAMS)
+    with pytest.raises(ValueError, match="as old_state, in which no momentum"):
+        omp.take_over(wrong, state, PARAMS)
+
+
+ACCUMULATING = {
+    "MultiSteps": (optax.MultiSteps(TX, 3), "mini_step of old_state is 2"),
+    "apply_every": (optax.chain(optax.apply_every(4), TX), "0/count of old_state is 2"),
+}
+
+
+@pytest.mark.parametrize("name", ACCUMULATING)
+def test_a_step_that_is_not_complete_is_kept_or_refused(name):
+    tx, message = ACCUMULATING[name]
+    state = tx.init(PARAMS)
+    for _ in range(2):
+        _, state = tx.update(PARAMS, state, PARAMS)
+    taken, _ = omp.take_over(state, tx.init(PARAMS), PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, taken, state)
+    wider = {**PARAMS, "up": {"kernel": jnp.ones((8, 24)), "bias": jnp.ones(24)}}
+    for new, params in ((TX, PARAMS), (tx, wider)):
+        with pytest.raises(ValueError, match=message):
+            omp.take_over(state, new.init(params), params)
+
+
+def test_counts_that_differ_are_refused_where_each_could_be_meant():
+    counts = {x: optax.ScaleByScheduleState(jnp.asarray(n)) for x, n in (("a", 3), ("b", 9))}
+    state = {"adam": optax.scale_by_adam().init(PARAMS), **counts}
+    with pytest.raises(ValueError, match=r"Counts of .* differ.* a/count is 3, b/count"):
+        omp.take_over(state, omp.muonplus(FALLING).init(PARAMS), PARAMS)
+
+
+def test_other_arrays_are_reported():
+    tx = optax.chain(TX, optax.ema(0.9))
+    _, report = omp.take_over(tx.init(PARAMS), tx.init(PARAMS), PARAMS)
+    assert "1/ema/up/kernel: EmaState" in report.kept
+    _, report = omp.take_over(TX.init(PARAMS), tx.init(PARAMS), PARAMS)
+    assert "1/ema/up/kernel: EmaState" in report.started_anew
+    _, report = omp.take_over(tx.init(PARAMS), TX.init(PARAMS), PARAMS)
+    assert "1/ema/up/kernel: EmaState" in report.not_used

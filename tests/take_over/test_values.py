@@ -79,7 +79,8 @@ MAKERS = {
     "inject": injected(adam_learning_rate=0.1),
     "partition": partitioned(omp.muonplus(FALLING), omp.muon(0.1)),
 }
-SETTINGS = re.compile(r"ns_coeffs|(^|/)hyperparams/")
+# The rate of a schedule is a record of the last update.
+SETTINGS = re.compile(r"ns_coeffs|(^|/)hyperparams/(?!learning_rate)")
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -94,6 +95,65 @@ def test_an_optimizer_takes_over_itself(name):
         expected = initial if SETTINGS.search(path) else before
         assert x.dtype == expected.dtype
         np.testing.assert_array_equal(x, expected)
+
+
+def decaying(count):
+    return 0.1 / (1 + count)
+
+
+ACCUMULATED = optax.MultiSteps(optax.adamw(decaying), 3)
+COUNTING = {
+    "apply_every before": optax.chain(optax.apply_every(4), omp.muonplus(decaying)),
+    "apply_every behind": optax.chain(omp.muonplus(decaying), optax.apply_every(4)),
+    "MultiSteps": optax.MultiSteps(omp.muonplus(decaying), 3),
+    "inject(MultiSteps)": optax.inject_hyperparams(
+        lambda learning_rate: optax.MultiSteps(
+            omp.muonplus(learning_rate, weight_decay=decaying), 3
+        )
+    )(0.1),
+    "MultiSteps(inject)": optax.MultiSteps(injected(rate=decaying), 3),
+    "others in MultiSteps": omp.muonplus(decaying, others=ACCUMULATED),
+    "reduce_on_plateau": optax.chain(
+        omp.muonplus(decaying), optax.contrib.reduce_on_plateau(accumulation_size=5)
+    ),
+    "ema": optax.chain(omp.muonplus(decaying), optax.ema(0.9)),
+    "noise": optax.chain(optax.add_noise(0.1, 0.1, jax.random.key(0)), omp.muonplus(decaying)),
+    "schedule_free": optax.contrib.schedule_free(omp.muonplus(decaying), 0.1),
+    "recorded": omp.contrib.recorded(omp.muonplus(decaying), every=2),
+    "NorMuon": omp.contrib.normuon(decaying),
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_run_that_takes_over_itself_has_the_same_state(name):
+    """Each count is its own: those of schedules, of accumulation and of wrappers differ."""
+    tx = COUNTING[name]
+    extra = {"value": jnp.ones([])} if name == "reduce_on_plateau" else {}
+    state, update = tx.init(PARAMS), jax.jit(tx.update)
+    for _ in range(10):
+        _, state = update(PARAMS, state, PARAMS, **extra)
+    found, report = omp.take_over(state, tx.init(PARAMS), PARAMS)
+    assert not report.started_anew and not report.not_used
+    jax.tree.map(np.testing.assert_array_equal, *map(key_data, (found, state)))
+
+
+def key_data(tree):
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+
+def test_counts_go_on_from_the_most_similar_path():
+    """In front of an optimizer, or around a part of it, something is new or gone."""
+    old = omp.muonplus(decaying, others=ACCUMULATED)
+    state, update = old.init(PARAMS), jax.jit(old.update)
+    for _ in range(9):
+        _, state = update(PARAMS, state, PARAMS)
+    for others in (ACCUMULATED, optax.adamw(decaying)):
+        new = clipped(omp.muonplus(decaying, others=others)).init(PARAMS)
+        found, _ = omp.take_over(state, new, PARAMS)
+        rates = optax.tree.get_all_with_path(found, "ScaleByScheduleState")
+        counts = {"muon" in jax.tree_util.keystr(path): int(x.count) for path, x in rates}
+        assert counts == {True: 9, False: 3}
 
 
 def counting(tx, params=PARAMS, **numbers):
@@ -199,3 +259,24 @@ def test_float16_holds_what_it_can():
     old = optax.tree.set(omp.muon(0.1).init(PARAMS), mu=jax.tree.map(lambda x: x * 0 + 1e9, PARAMS))
     state, _ = omp.take_over(old, omp.muon(0.1, mu_dtype="float16").init(PARAMS), PARAMS)
     assert (omp.transforms.find_momentum(state).mu["up"]["kernel"] == 65504).all()
+
+
+SIZES = {"up/kernel": ("up", "kernel", (8, 24)), "embed": ("embed", "embedding", (64, 8))}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("options", [{}, {"mu_dtype": "int8"}, {"bias_correction": True}])
+def test_an_array_of_another_shape_starts_anew(name, options):
+    """A vocabulary that grew, or a wider layer; the update runs."""
+    old = {"embed": {"embedding": jnp.ones((50, 8))}, "up": {"kernel": jnp.ones((8, 16))}}
+    module, leaf, shape = SIZES[name]
+    params = {**old, module: {leaf: jnp.ones(shape)}}
+    tx = omp.muonplus(0.1, **options)
+    state, report = omp.take_over(filled_floats(tx.init(old)), tx.init(params), params)
+    assert any(x.startswith(f"{module}/{leaf}") for x in report.started_anew)
+    assert not any(x.startswith(f"{module}/{leaf}") for x in report.kept)
+    tx.update(params, state, params)
+
+
+def filled_floats(state):
+    return jax.tree.map(lambda x: x if x.dtype == jnp.int8 else jnp.ones_like(x), state)
