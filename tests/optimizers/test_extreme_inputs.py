@@ -5,6 +5,7 @@ from typing import get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
@@ -140,3 +141,23 @@ def test_gradients_of_every_size_give_one_update(options, dtype):
     slack = LESS_EXACT if options.get("preconditioning") == "spectral" else 1
     assert error.max() < 3e-6 * slack, dict(zip(sizes[1:], error, strict=True))
     assert np.abs(reference).max() > 0.1
+
+
+@pytest.mark.parametrize(("options", "steps"), [({}, 1400), ({"eps": 1e-8}, 410)])
+def test_updates_go_on_after_the_last_gradient(options, steps):
+    """The pages on experts and on troubles have these numbers, for a momentum of norm 1.
+
+    It falls by 0.95 a step until ``eps`` is as large: log(1e30) / log(1 / 0.95) = 1347 and 359;
+    five steps of the iteration take what is smaller to full size for 10 to 90 more.
+    """
+    params = {"up": {"kernel": jnp.asarray(np.eye(32, 48), jnp.float32) / np.sqrt(32)}}
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    tx = omp.scale_by_muonplus(**options)
+    state = optax.tree.set(tx.init(params), mu=params)
+
+    def step(state, _):
+        updates, state = tx.update(zeros, state)
+        return state, jnp.linalg.norm(updates["up"]["kernel"])
+
+    norms = np.asarray(jax.lax.scan(step, state, length=2000)[1])
+    assert abs(int((norms >= 0.9 * norms[0]).sum()) - steps) < 50
