@@ -37,7 +37,7 @@ def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
     wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not is_supported(dtype)]
     if wrong:
         raise ValueError(
-            f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, path and"
+            f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, keys and"
             " what is stored in 8 bits out of the parameters, or freeze them: optax.partition with"
             " optax.set_to_zero(). In Equinox pass eqx.filter(model, eqx.is_inexact_array)."
         )
