@@ -1,6 +1,7 @@
 """What is made of results of sweeps: tables and contrasts."""
 
 import dataclasses
+import functools
 import json
 import math
 import re
@@ -161,6 +162,35 @@ def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plan, sweeps, l
     found = [contrasts.measured(each, EXPERIMENTS / sweeps) for each in lines]
     expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
     assert written == [*expected, *last]
+
+
+@functools.cache
+def digits(task):
+    file = ROOT / f"lab/results/benchmarks/digits-{task.lower()}-cpu.json"
+    found = json.loads(file.read_text())["rows"]
+    return {(row["method"], row["rate"], row["second"]): row["losses"] for row in found}
+
+
+def test_tables_of_digits_are_rounded_once_from_the_runs():
+    ours, optax = "omp.muonplus", "optax.contrib.muon"
+    pairs = [((ours, rate, 0.0), (optax, rate, 0.0)) for rate in (0.02, 0.04, 0.08)]
+    pairs += [((ours, 0.04, second), (ours, 0.04, 0.0)) for second in (0.003, 0.01, 0.03)]
+    tasks, page = ("MLP", "CNN", "ViT"), (ROOT / "docs/explain/evidence.md").read_text()
+    table = page.partition("| | MLP | CNN | ViT |")[2].partition("\n\n")[0]
+    written = [row[1:] for row in rows("| |\n" + table.lstrip().replace("\N{MINUS SIGN}", "-"))]
+    for row, (one, other) in zip(written, pairs, strict=True):
+        for cell, losses in zip(row, map(digits, tasks), strict=True):
+            if other not in losses:
+                assert not cell
+                continue
+            gaps = [x - y for x, y in zip(losses[one], losses[other], strict=True)]
+            found = contrasts.estimate(gaps)
+            assert cell == f"{found.mean:+.3f} ± {found.half_width:.3f}"
+    page = (ROOT / "docs/howto/rates.md").read_text()
+    for task in tasks:
+        line = page.partition(f"| {task} | ")[2].partition(" |\n")[0].replace("*", "")
+        means = [np.mean(digits(task)[ours, 0.04, x]) for x in (0.0, 0.03, 0.01, 0.003)]
+        assert line == " | ".join(f"{mean:.3f}" for mean in means)
 
 
 def commands():
