@@ -195,18 +195,18 @@ def rivals() -> dict[str, Callable[..., optax.GradientTransformation]]:
     by_paper = omp.contrib.NorMuon(rule="paper")
     contrib = omp.contrib
 
-    def made(make: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda **given: make(*args, **options, where=where_of(given))
+    def made(rule: Any, rate: float, decay: float = 0.0) -> Callable[..., Any]:
+        return lambda **given: omp.optimizer(rule, rate, decay, where=where_of(given))
 
     return {
-        "normuon": made(contrib.normuon, 0.02, weight_decay=0.01),
-        "normuon paper": made(contrib.normuon, 0.02, by_paper),
-        "adamuon": made(contrib.adamuon, 1e-3),
-        "turbo_muon": made(contrib.turbo_muon, 0.02),
-        "mano": made(contrib.mano, 1e-3, weight_decay=0.1),
-        "aurora": made(contrib.aurora, 0.05, weight_decay=0.025),
-        "hyperball": made(contrib.hyperball, 0.014),
-        "muoneq": made(contrib.muoneq, 1e-3, weight_decay=0.1),
+        "normuon": made(contrib.NorMuon(), 0.02, 0.01),
+        "normuon paper": made(by_paper, 0.02),
+        "adamuon": made(contrib.AdaMuon(), 1e-3),
+        "turbo_muon": made(contrib.scale_by_turbo_muon(), 0.02),
+        "mano": made(contrib.Mano(), 1e-3, 0.1),
+        "aurora": made(contrib.scale_by_aurora(), 0.05, 0.025),
+        "hyperball": lambda **given: contrib.hyperball(0.014, where=where_of(given)),
+        "muoneq": made(contrib.scale_by_muoneq(), 1e-3, 0.1),
     }
 
 

@@ -5,20 +5,17 @@ Source: Si et al., arXiv:2507.11005; its code, Chongjie-Si/AdaMuon @369f0b3, ``a
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
-import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, matrix_norm
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, Elementwise
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import MatrixLayout, Momentum
 
 
 class AdaMuonState(RescaledState):
@@ -97,22 +94,3 @@ class AdaMuon(Rescaled):
         scaled = o / (matrices.root(v) + guard)
         size = matrix_norm(layout, scaled) + guard
         return scaled * (RMS * math.sqrt(m * n) / size), v.astype(nu.dtype)
-
-
-def adamuon(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = AdaMuon(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """AdaMuon on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 6e-4 in the code's GPT-2 runs, the order of AdamW's.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

@@ -4,11 +4,8 @@ Source: Dewulf et al., arXiv:2606.27715; its code, tilde-research/aurora-release
 ``src/aurora.py``.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
@@ -16,7 +13,7 @@ from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided
 from optax_muonplus.matrices import NOT_NEGATIVE, Kind, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Part
+from optax_muonplus.transforms import Momentum
 
 
 @matrices.matrix_function
@@ -97,22 +94,3 @@ def scale_by_aurora(
     each round at the last factor, and the paper has it for the MLP's up and gate matrices only.
     """
     return omp.matrix_chain(momentum, factor, scale)
-
-
-def aurora(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = scale_by_aurora(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Aurora on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 0.05 in the code, with weight decay 0.025.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import RMS, divided
 from optax_muonplus.matrices import NOT_NEGATIVE
-from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum
 
 
 class ManoState(NamedTuple):
@@ -112,22 +111,3 @@ def _over_norm(x: jax.Array, axes: tuple[int, ...], least: ArrayLike) -> jax.Arr
     squares = matrices.sum_of_squares(x, axes)
     size = jnp.maximum(matrices.root(squares), matrices.as_real(least, squares.dtype))
     return divided(x, size)
-
-
-def mano(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = Mano(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Mano on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 1e-3 in the code, with weight decay 0.1.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

@@ -4,18 +4,17 @@ Source: Chang et al., arXiv:2603.28254; its code, MaeChd/muon-eq @99b6c8b,
 ``llm-opt-baseline-gpu/llm-baselines/src/optim/muoneq.py``.
 """
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.matrices import NOT_NEGATIVE, MatrixFunction, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Part
+from optax_muonplus.transforms import Momentum
 
 Sides = Literal["row", "col", "both"]
 _AXES: dict[Sides, tuple[int, ...]] = {"row": (-1,), "col": (-2,), "both": (-1, -2)}
@@ -79,22 +78,3 @@ def scale_by_muoneq(
     one of them holds for all steps.
     """
     return omp.matrix_chain(momentum, balance, polar_factor, scale)
-
-
-def muoneq(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = scale_by_muoneq(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """MuonEq on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 1e-3 in the code, with weight decay 0.1 and both decays of AdamW 0.95.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

@@ -5,20 +5,18 @@ Source: Li et al., arXiv:2510.05491; its code, zichongli5/NorMuon @d45c9a4, ``no
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
-import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._rescaled import Rescaled, RescaledState
 from optax_muonplus.contrib._sizes import RMS, divided, matrix_axes
 from optax_muonplus.matrices import DECAY, NOT_NEGATIVE, ScaleByShape, ShapeScale
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import MatrixLayout, Momentum
 
 NorMuonRule = Literal["code", "paper"]
 NorMuonSide = Literal["row", "long", "long_row"]
@@ -120,22 +118,3 @@ class NorMuon(Rescaled):
         elif m < n:
             axes, entries = layout.output_axes, m
         return matrices.sum_of_squares(x, axes) / entries, entries
-
-
-def normuon(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = NorMuon(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """NorMuon on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 0.02 in the code.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

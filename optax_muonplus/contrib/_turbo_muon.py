@@ -3,10 +3,7 @@ r"""Turbo-Muon: Muon with four Newton-Schulz steps after a scaling that brings m
 Source: Boissin et al., arXiv:2512.04632; its code, thib-s/flash-newton-schulz @145260f.
 """
 
-from typing import Any
-
 import jax
-import optax
 from jax.typing import DTypeLike
 
 import optax_muonplus as omp
@@ -14,7 +11,7 @@ from optax_muonplus import transforms
 from optax_muonplus.coefficients import TABLES
 from optax_muonplus.matrices import MatrixFunction, ScaleByShape, matrix_function, static
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum, Part
+from optax_muonplus.transforms import Momentum
 
 ROWS = TABLES["dion"].rows[-4:]  # those of the code
 
@@ -75,22 +72,3 @@ def scale_by_turbo_muon(
       scale: the factor by shape.
     """
     return omp.matrix_chain(momentum, OutputsScaled(polar_factor), scale)
-
-
-def turbo_muon(
-    learning_rate: optax.ScalarOrSchedule,
-    rule: Part = scale_by_turbo_muon(),
-    weight_decay: optax.ScalarOrSchedule = 0.0,
-    weight_decay_mask: Any = None,
-    *,
-    others: optax.GradientTransformation | None = None,
-    where: omp.Matrices | None = None,
-    **fields: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Turbo-Muon on the matrices, NAdamW or ``others`` on everything else.
-
-    The learning rate is 0.02 in the code.
-    """
-    return omp.optimizer(
-        rule, learning_rate, weight_decay, weight_decay_mask, others=others, where=where, **fields
-    )

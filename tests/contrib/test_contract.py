@@ -14,7 +14,15 @@ from optax.contrib import MuonDimensionNumbers
 import optax_muonplus as omp
 from optax_muonplus import muonplus
 from tests.support.batches import layers, temporary_bytes
-from tests.support.contrib import NAMES, assert_sharded_is_alone, build, decay, rule_of, run, trees
+from tests.support.contrib import (
+    NAMES,
+    assert_sharded_is_alone,
+    build,
+    decay,
+    rule_of,
+    run,
+    trees,
+)
 
 
 @functools.cache  # two tests compare with these
@@ -161,7 +169,8 @@ def test_sharded_parameters_get_the_update_of_one_device(name, kind):
 @pytest.mark.parametrize("name", NAMES)
 def test_injected_hyperparameters(name):
     params, grads = trees()
-    make = optax.inject_hyperparams(getattr(omp.contrib, name))
+    rule = functools.partial(omp.optimizer, rule_of(name))
+    make = optax.inject_hyperparams(omp.contrib.hyperball if name == "hyperball" else rule)
     injected, state = run(make(learning_rate=0.05, **decay(name, 0.1)), params, grads)
     assert state.hyperparams.keys() - {"weight_decay"} == {"learning_rate"}
     plain = decayed(name)
@@ -196,7 +205,7 @@ def test_blocks_that_cross_shards_of_an_explicit_mesh_are_cut_one_by_one(sizes):
     """Types forbid to make a batch of six out of 24 on four devices."""
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
     dims = omp.MatrixSpec(0, 1, split_sizes=sizes)
-    tx = omp.contrib.normuon(0.1, where=omp.Matrices(weight_dimension_numbers=dims))
+    tx = omp.optimizer(omp.contrib.NorMuon(), 0.1, weight_dimension_numbers=dims)
     update = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])
     grad = jnp.sin(jnp.arange(16.0 * sum(sizes)).reshape(16, -1) ** 2)
     with jax.set_mesh(mesh):

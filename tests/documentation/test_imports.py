@@ -27,7 +27,7 @@ def test_the_library_imports_little_beyond_optax():
     assert "numpy.polynomial" not in own
     later = ("contrib", "heads", "int8", "bfloat16", "zero1", "convert")
     assert not [room for room in later if f"optax_muonplus.{room}" in own]
-    code = "import optax_muonplus as omp; print(omp.contrib.normuon.__name__, *dir(omp))"
+    code = "import optax_muonplus as omp; print(omp.contrib.NorMuon.__name__, *dir(omp))"
     used, said = packages_after(code)
     behind_transforms = {"int8", "bfloat16", "zero1"}  # whose door contrib opens
     found = {room for room in later if f"optax_muonplus.{room}" in used}
@@ -36,7 +36,7 @@ def test_the_library_imports_little_beyond_optax():
 omp.muonplus(0.02, mu_dtype='int8').init({'w': jnp.ones((4, 4))}); omp.take_over"""
     used, _ = packages_after(code)
     assert {room for room in later if f"optax_muonplus.{room}" in used} == {"int8", "convert"}
-    assert said.split()[0] == "normuon" and "contrib" in said.split()
+    assert said.split()[0] == "NorMuon" and "contrib" in said.split()
 
 
 def test_help_of_the_trainer_needs_no_jax():

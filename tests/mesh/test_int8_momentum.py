@@ -108,7 +108,7 @@ def test_a_module_called_scales_has_no_block_scales():
     """NorMuon's statistics of rows are sharded alike, whatever the module is called."""
     sharding = NamedSharding(make_mesh((4, 2), "ab"), P(None, "a"))
     params = {name: {"kernel": jnp.ones((16, 32))} for name in ("scales", "up")}
-    init = omp.contrib.normuon(0.1, where=omp.Matrices(sharding=sharding)).init
+    init = omp.optimizer(omp.contrib.NorMuon(), 0.1, sharding=sharding).init
     state = jax.jit(init)(jax.device_put(params, sharding))
     one, other = (x.sharding for x in jax.tree.leaves(state) if x.shape == (1, 32))
     assert one == other

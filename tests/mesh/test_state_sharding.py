@@ -1,5 +1,7 @@
 """A state that is sharded over replicas of the parameters (ZeRO-1)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -127,7 +129,7 @@ def test_any_optimizer():
 def test_every_baseline_with_a_state(name):
     tree, lie = layers(1, q=(D, D), up=(D, 4 * D))
     params, grads = (random_like(tree, seed) for seed in (1, 2))
-    make = getattr(omp.contrib, name)
+    make = functools.partial(contrib.optimizer, name)
     lies = omp.transforms.state_layout(lie, "data")
     inner = make(0.1, where=omp.Matrices(sharding=lies))
     tx = omp.transforms.shard_state(inner, lie, "data")

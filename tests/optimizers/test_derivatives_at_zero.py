@@ -11,7 +11,7 @@ import pytest
 import optax_muonplus as omp
 from optax_muonplus import contrib as rivals
 from optax_muonplus._core.precision import times_pow2
-from tests.support.contrib import NAMES
+from tests.support.contrib import NAMES, optimizer
 
 PARAMS = jax.random.normal(jax.random.key(0), (4, 6))
 GRADS = jax.random.normal(jax.random.key(1), (4, 6))
@@ -22,7 +22,7 @@ ZEROS = {
     "a zero column": GRADS.at[:, 3].set(0),
     "rank one": jnp.outer(GRADS[:, 0], GRADS[0]),
 }
-RULES = {name: functools.partial(getattr(rivals, name), 0.02) for name in NAMES}
+RULES = {name: functools.partial(optimizer, name, 0.02) for name in NAMES}
 RULES |= {"muon": functools.partial(omp.muon, 0.02)}
 OPTIONS = [
     {},
@@ -36,9 +36,9 @@ OPTIONS = [
 ]
 RULES |= {str(x): functools.partial(omp.muonplus, 0.02, **x) for x in OPTIONS}
 RULES["both, norm_eps=0"] = functools.partial(
-    rivals.muoneq, 0.02, rivals.scale_by_muoneq(balance=rivals.Balance("both", 0.0))
+    omp.optimizer, rivals.scale_by_muoneq(balance=rivals.Balance("both", 0.0)), 0.02
 )
-RULES["paper"] = functools.partial(rivals.normuon, 0.02, rivals.NorMuon(rule="paper"))
+RULES["paper"] = functools.partial(omp.optimizer, rivals.NorMuon(rule="paper"), 0.02)
 
 
 @pytest.mark.parametrize("name", RULES)

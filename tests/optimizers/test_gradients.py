@@ -1,5 +1,7 @@
 """Gradients and parameters: shapes, the dtype of every pair, and where numbers are rounded."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,8 @@ INTEGERS = ("bool", "uint8", "int32", "float8_e4m3fn")
 OPTIMIZERS = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
-    "normuon": omp.contrib.normuon,
-    "mano": omp.contrib.mano,
+    "normuon": functools.partial(omp.optimizer, omp.contrib.NorMuon()),
+    "mano": functools.partial(omp.optimizer, omp.contrib.Mano()),
 }
 
 
@@ -70,8 +72,8 @@ def test_update_dtype_of_every_pair(decay):
         options = {"weight_decay": decay, "adam_weight_decay": decay}
         tx = omp.muonplus(0.1, polar="svd", **options)
         others = [
-            omp.contrib.normuon(0.1, weight_decay=decay),
-            omp.contrib.mano(0.1, weight_decay=decay),
+            omp.optimizer(omp.contrib.NorMuon(), 0.1, weight_decay=decay),
+            omp.optimizer(omp.contrib.Mano(), 0.1, weight_decay=decay),
             omp.contrib.hyperball(0.1),  # the rate is inside
         ]
         for p in (*REAL, *COMPLEX):
@@ -135,7 +137,7 @@ def test_leaves_that_are_in_one_tree_only_are_left_alone():
     assert updates["f"] is None
 
 
-@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, omp.contrib.normuon])
+@pytest.mark.parametrize("build", [omp.muonplus, omp.muon, OPTIMIZERS["normuon"]])
 def test_parameters_may_be_left_out_where_nothing_decays(build):
     params, grads = tree("float32"), jax.tree.map(jnp.cos, tree("float32"))
     mask = jax.tree.map(lambda x: x.ndim > 1, params)

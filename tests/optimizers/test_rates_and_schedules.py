@@ -20,8 +20,8 @@ TAKES_A_RATE = {
 }
 OTHERS = [
     contrib.Hyperball,
-    contrib.normuon,
-    lambda x: contrib.mano(0.1, weight_decay=x),
+    functools.partial(omp.optimizer, contrib.NorMuon()),
+    lambda x: omp.optimizer(contrib.Mano(), 0.1, weight_decay=x),
 ]
 
 
@@ -46,7 +46,7 @@ def test_zero_and_traced_numbers_are_taken():
     [
         (lambda rate, decay: omp.muonplus(rate, weight_decay=decay), "weight_decay"),
         (lambda rate, decay: omp.muonplus(rate, adam_weight_decay=decay), "adam_weight_decay"),
-        (lambda rate, decay: contrib.normuon(rate, weight_decay=decay), "weight_decay"),
+        (lambda rate, decay: omp.optimizer(contrib.NorMuon(), rate, decay), "weight_decay"),
     ],
 )
 def test_a_decay_that_turns_parameters_round_is_refused(make, name):

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from optax_muonplus.contrib import NorMuon, hyperball, normuon, scale_by_muon
+from optax_muonplus.contrib import NorMuon, hyperball, scale_by_muon
 
 PARAMS = {"up": {"kernel": jnp.eye(4, 6)}}
 DIMS = omp.MuonDimensionNumbers
@@ -113,7 +113,7 @@ UPHILL = [
         lambda link: hyperball(0.1, link),
         lambda link: omp.optimizer(link, 0.1),
         lambda link: omp.optimizer(chain(scale_by_muon(), link), optax.constant_schedule(0.1)),
-        lambda link: normuon(0.1, chain(chain(link), NorMuon(), jnp.sign)),
+        lambda link: omp.optimizer(chain(chain(link), NorMuon(), jnp.sign), 0.1),
     ],
 )
 def test_links_that_turn_updates_are_refused_before_a_rate(make, link):
@@ -238,7 +238,7 @@ MISTAKES = [
     (lambda: chain(), "matrix_chain got ()"),
     (lambda: chain([omp.momentum(), omp.orthogonalize()]), "which is no link: pass one by one"),
     (lambda: chain(omp.momentum(), where=[("up", None)]), "Unknown: where=[('up', None)]"),
-    (lambda: normuon(0.02, beta2=0.9), "Unknown: beta2. where= takes omp.Matrices(...)"),
+    (lambda: omp.optimizer(NorMuon(), 0.1, beta2=0.9), "Unknown: beta2. where= takes omp.Matri"),
     (lambda: omp.optimizer(NorMuon(), 0.1, adam_learning_rate=0.1), "Unknown: adam_learning_rate"),
     (lambda: chain(omp.scale_by_muonplus(), omp.scale_by_shape()), "a second factor by shape"),
     (

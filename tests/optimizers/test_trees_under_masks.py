@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
+from tests.support.contrib import optimizer
 from tests.support.trees import assert_trees_close, nested_shapes, random_like
 
 D = omp.MuonDimensionNumbers
@@ -56,7 +57,7 @@ DECAYING = {
     "muonplus": omp.muonplus,
     "muon": omp.muon,
 }
-RIVALS = {name: getattr(omp.contrib, name) for name in RIVALS}
+RIVALS = {name: functools.partial(optimizer, name) for name in RIVALS}
 WHERE = {"where": omp.Matrices(weight_dimension_numbers=DIMS, sharding=SHARDING)}
 MAKERS = {
     **{name: functools.partial(make, 0.1, **TREES, **DECAY) for name, make in DECAYING.items()},

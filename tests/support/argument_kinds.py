@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import optax_muonplus as omp
-from tests.support.contrib import NAMES
 
 NAN = float("nan")
 # Functions with hyperparameters, and what they cannot do without.
-OPTIMIZERS = {"muonplus": omp.muonplus, "muon": omp.muon}
-OPTIMIZERS |= {name: getattr(omp.contrib, name) for name in NAMES}
+OPTIMIZERS = {
+    "muonplus": omp.muonplus,
+    "muon": omp.muon,
+    "optimizer": functools.partial(omp.optimizer, omp.contrib.NorMuon()),
+    "hyperball": omp.contrib.hyperball,
+}
 RULES = ("NorMuon", "AdaMuon", "Mano", "Aurora", "Balance")
 FACTORIES = {
     **{name: functools.partial(make, learning_rate=0.1) for name, make in OPTIMIZERS.items()},
@@ -99,7 +102,7 @@ REFUSED = {
 }
 
 
-WITH_RATES = ("muonplus", "normuon", "hyperball", "mano")
+WITH_RATES = ("muonplus", "optimizer", "hyperball")
 
 
 def cases():

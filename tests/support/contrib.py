@@ -63,6 +63,14 @@ def rule_of(name, **options):
     return MAKE[name](*parts, scale, **options)
 
 
+def optimizer(name, rate, rule=None, **options):
+    """The optimizer of a rule. Hyperball has its rate inside."""
+    rule = rule_of(name) if rule is None else rule
+    if name == "hyperball":
+        return contrib.hyperball(rate, rule, **options)
+    return omp.optimizer(rule, rate, **options)
+
+
 OUTER = ("weight_decay", "weight_decay_mask", "others", "where")
 
 
@@ -71,7 +79,7 @@ def build(name, rate=0.05, **options):
     outer = {x: options.pop(x) for x in OUTER if x in options}
     if where:
         outer["where"] = omp.Matrices(**where)
-    return getattr(contrib, name)(rate, rule_of(name, **options), **outer)
+    return optimizer(name, rate, rule_of(name, **options), **outer)
 
 
 def decay(name, weight_decay):

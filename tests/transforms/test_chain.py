@@ -244,13 +244,14 @@ def test_fields_of_matrices_are_keywords_too():
 
 
 @pytest.mark.parametrize("as_field", [True, False])
-@pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.contrib.normuon])
+@pytest.mark.parametrize("make", [omp.scale_by_muonplus, omp.optimizer])
 def test_matrices_pass_through_injected_hyperparameters(make, as_field):
     """``inject_hyperparams`` hands on what ``**fields`` collect under that name."""
     params = {"a": {"kernel": tree(0)["dense"]["kernel"]}}
     rules = [("a/", omp.MuonDimensionNumbers(1, 0))]
     options = {"rules": rules} if as_field else {"where": omp.Matrices(rules)}
-    options |= {} if make is omp.scale_by_muonplus else {"learning_rate": 0.1}
+    if make is omp.optimizer:
+        options |= {"rule": omp.contrib.NorMuon(), "learning_rate": 0.1}
 
     def update(tx):
         return tx.update(params, tx.init(params), params)[0]["a"]["kernel"]

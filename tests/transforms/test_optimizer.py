@@ -106,8 +106,8 @@ def test_the_run_of_a_chain_reaches_rules(rule):
 
 def test_parts_are_values():
     rule = contrib.NorMuon(beta2=0.5, momentum=omp.transforms.Momentum(0.5))
-    tx = optax.inject_hyperparams(contrib.normuon)(0.1, rule)
+    tx = optax.inject_hyperparams(omp.optimizer)(rule, 0.1)
     assert tx.init(PARAMS).hyperparams.keys() == {"learning_rate", "weight_decay"}
     found, _ = steps(tx)
-    expected, _ = steps(contrib.normuon(jnp.float32(0.1), rule))
+    expected, _ = steps(omp.optimizer(rule, jnp.float32(0.1)))
     jax.tree.map(np.testing.assert_array_equal, found, expected)

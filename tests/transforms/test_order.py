@@ -11,8 +11,6 @@ from optax_muonplus.contrib import (
     Mano,
     NorMuon,
     hyperball,
-    muoneq,
-    normuon,
     scale_by_muon,
     scale_by_muoneq,
 )
@@ -49,10 +47,10 @@ def test_what_is_no_link_is_refused(link):
         chain(link)
 
 
-@pytest.mark.parametrize("make", [normuon, hyperball])
+@pytest.mark.parametrize("make", [lambda rule, rate: hyperball(rate, rule), omp.optimizer])
 def test_a_whole_optimizer_is_no_rule(make):
     with pytest.raises(ValueError, match=r"whole optimizer.* such as\s+omp\.scale_by_muonplus\(\)"):
-        make(0.1, omp.muonplus(0.1))
+        make(omp.muonplus(0.1), 0.1)
 
 
 def downhill(tx):
@@ -67,8 +65,8 @@ def downhill(tx):
         hyperball(0.1, NorMuon()),
         hyperball(0.1, scale_by_muon(Momentum(0.9))),
         hyperball(0.1, chain(Momentum(), Normalize("row"))),
-        normuon(0.1, chain(NorMuon(shape_scale="none"), ScaleByShape(consistent_rms=0.2))),
-        muoneq(0.1, scale_by_muoneq(balance=Balance("col"))),
+        omp.optimizer(chain(NorMuon(shape_scale="none"), ScaleByShape(consistent_rms=0.2)), 0.1),
+        omp.optimizer(scale_by_muoneq(balance=Balance("col")), 0.1),
         omp.optimizer(chain(optax.trace(0.9), Orthogonalize()), 0.1),
         omp.optimizer(chain(optax.adam(0.1)), None, others=optax.adam(0.1)),
     ],

@@ -198,7 +198,7 @@ def test_states_of_another_reading_are_refused():
     with pytest.raises(ValueError, match=r"nu/w \(\(1, 4\) for \(1, 1\)\)"):
         long.update(square, row.init(square), square)
     one, other = (
-        omp.contrib.normuon(0.1, where=omp.Matrices(rules=[("w", omp.MuonDimensionNumbers(*x))]))
+        omp.optimizer(omp.contrib.NorMuon(), 0.1, rules=[("w", omp.MuonDimensionNumbers(*x))])
         for x in ((0, 1), (1, 0))
     )
     for before, now in ((one, other), (other, one)):

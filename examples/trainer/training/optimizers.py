@@ -128,8 +128,7 @@ def rule_of(
         given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
         return getattr(omp, config.name)(rate, weight_decay=decay, others=others, **given)
     rule = contributed(config.name, given)
-    made = getattr(omp.contrib, config.name)
-    return made(rate, rule, weight_decay=decay, others=others, where=where)
+    return omp.optimizer(rule, rate, decay, others=others, where=where)
 
 
 def contributed(name: str, given: dict[str, Any]) -> Any:
