@@ -9,14 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.core
-import jax.numpy as jnp
 
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
-from optax_muonplus._chain.record import usable_axes
 from optax_muonplus._core.precision import saturating_cast
-from optax_muonplus._execution.loops import Platform, map_in_place, shard_like
+from optax_muonplus._execution.loops import map_in_place
 
 Item = TypeVar("Item")
 
@@ -70,7 +67,7 @@ def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.
         if in_place and first.shape[0] == 1:
             made = _in_place(program, group)
         else:
-            made = shard_like_sources(group, _one_by_one(program, group), "cpu")
+            made = _one_by_one(program, group)
         results |= zip(members, made, strict=True)
     return [results[i] for i in range(len(batches))]
 
@@ -84,8 +81,7 @@ def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arra
     # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
     made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
-    results = [y[None] for y in results]
-    return results if len(batches) > 1 else shard_like_sources(batches, results, "cpu")
+    return [y[None] for y in results]
 
 
 def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -104,32 +100,6 @@ def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Ar
         return jax.lax.map(lambda parts: of_matrix(*parts), arrays)
 
     return map_in_place(of_batch, [batch.operand.arrays for batch in batches])
-
-
-def shard_like_sources(
-    batches: Sequence[MatrixBatch], results: list[jax.Array], platform: Platform
-) -> list[jax.Array]:
-    """Returns results that on a mesh with Auto axes are sharded as their matrices are.
-
-    Under ``jax.jit`` nobody knows how the matrices are sharded, so that
-    ``jax.lax.with_sharding_constraint`` has nothing to be given. Instead each result is selected
-    against its matrix by a condition that is never true but that the compiler cannot see through:
-    both then get one sharding. On an accelerator the kernel that writes the result does it, and
-    reads each matrix once more. On a CPU it would be a pass of its own, into a copy of a leaf of
-    layers, so that a loop does it, for which an accelerator would wait. All is saved where there is
-    one device, and inside ``jax.shard_map``, where arrays are those of one device.
-    """
-    references = [batch.operand.arrays[0] for batch in batches]
-    if jax.device_count() == 1 or not any(isinstance(x, jax.core.Tracer) for x in references):
-        return results
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.axis_names and not usable_axes(mesh):
-        return results
-    pairs = zip(references, results, strict=True)
-    if platform == "cpu":
-        return [shard_like(x, y) for x, y in pairs]
-    never = jax.lax.optimization_barrier(jnp.array(False))
-    return [jax.lax.select(never, x.astype(y.dtype), y) for x, y in pairs]
 
 
 def group_by(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[list[int]]:

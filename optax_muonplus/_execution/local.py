@@ -11,7 +11,7 @@ from optax_muonplus._chain.layout import MatrixLayout
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
-from optax_muonplus._execution.batches import MatrixBatch, shard_like_sources, work_in_loops
+from optax_muonplus._execution.batches import MatrixBatch, work_in_loops
 from optax_muonplus._execution.loops import Platform, on_its_platform
 from optax_muonplus._execution.polar import for_platform
 from optax_muonplus._execution.stacks import map_stacks, work_on_stacks
@@ -69,7 +69,7 @@ def apply_batched(
             if platform == "cpu":
                 return work_in_loops(fast, given)
             on_accelerator = map_stacks if platform == "tpu" else work_on_stacks
-            return shard_like_sources(given, on_accelerator(fast, given), platform)
+            return on_accelerator(fast, given)
 
         return work
 

@@ -114,28 +114,6 @@ def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Arr
     return jax.lax.while_loop(lambda state: state[0], lambda state: (False, new), once)[1]
 
 
-@jax.custom_jvp
-@jax.jit  # so that it is traced once
-def shard_like(reference: jax.Array, result: jax.Array) -> jax.Array:
-    """Gives ``result`` the sharding of ``reference`` on a mesh with Auto axes.
-
-    A loop whose first turn would replace one by the other never has that turn, which the compiler
-    cannot see. It reads neither of them, and the result stays where it is.
-    """
-
-    def replaced(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        return jnp.array(False), _varying_like(reference.astype(state[1].dtype), [state[1]])
-
-    never = jax.lax.optimization_barrier(jnp.array(False))
-    return jax.lax.while_loop(lambda state: state[0], replaced, (never, result))[1]
-
-
-@shard_like.defjvp
-def _shard_like_derivative(primals: Any, tangents: Any) -> Any:
-    """Differentiates the result alone: a loop has no reverse derivative."""
-    return shard_like(*primals), tangents[1]
-
-
 def map_slices(
     function: Callable[..., jax.Array], sources: Arrays, size: int, in_place: bool = False
 ) -> jax.Array:
