@@ -31,7 +31,7 @@ class FusedLink:
     @property
     def program(self) -> Program:
         """The functions as they run. It is not kept: its numbers may be those of one trace."""
-        program = compile_parts(self.momentum, self.functions)
+        program = compile_parts(self.functions)
         return program if self.factor is None else program.times(self.factor)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
@@ -54,7 +54,7 @@ class FusedLink:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            mu, operands = self.momentum.advance(updates, mu, program.input_dtype, program.divisor)
+            mu, operands = self.momentum.advance(updates, mu, program.input_dtype)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)

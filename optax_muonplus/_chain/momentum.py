@@ -69,12 +69,11 @@ class LookAhead:
     beta: ArrayLike
     count: Any  # number of updates so far, for bias correction; None without it
     nesterov: bool = static()  # G has a part
-    divisor: float = static()  # divides the sum, before it can overflow
     load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         *buffer, g = arrays if self.nesterov else (*arrays, None)
-        return look_ahead(self.load(*buffer), g, self.beta, self.count, self.divisor)
+        return look_ahead(self.load(*buffer), g, self.beta, self.count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,15 +123,12 @@ class Momentum:
         updates: optax.Updates,
         state: Any,
         rounded_to: Any = None,
-        divisor: float = 1.0,
     ) -> tuple[Any, list[Operand]]:
         """Takes one step of the moving average; returns the state, and a direction for each leaf.
 
         ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer is as
         narrow, they are computed from it, which is in memory anyway, and else from the sum before
-        it was rounded. Numbers in eight bits are read as they are stored. ``divisor`` divides the
-        directions before they can overflow: with bias correction they are up to twice as large as
-        the largest gradient.
+        it was rounded. Numbers in eight bits are read as they are stored.
         """
         storage = storage_of(self.dtype)
         buffers, treedef = buffers_of(state)
@@ -145,7 +141,7 @@ class Momentum:
         kept = [storage.store(x, m) for x, m in zip(sums, buffers, strict=True)]
         count = optax.safe_increment(state.count) if self.bias_correction else None
         new = state_of(state, treedef, kept, count)
-        compute = LookAhead(self.beta, count, self.nesterov, divisor, storage.load)
+        compute = LookAhead(self.beta, count, self.nesterov, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
             stored = len(m) > 1 or narrower_dtype(x.dtype, rounded_to) == m[0].dtype

@@ -12,13 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import (
     Elementwise,
     MatrixFunction,
     ViaTranspose,
     matrix_function,
-    static,
 )
 from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
@@ -39,11 +37,10 @@ class Program:
 
     functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
     transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
-    divisor: float = static(default=1.0)  # of the momentum, before it can overflow
 
     @classmethod
-    def of(cls, functions: Sequence[MatrixFunction], divisor: float = 1.0) -> "Program":
-        return cls(tuple(functions), _transposed(functions), divisor)
+    def of(cls, functions: Sequence[MatrixFunction]) -> "Program":
+        return cls(tuple(functions), _transposed(functions))
 
     def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
         return self.transposed if transposed else self.functions
@@ -52,7 +49,7 @@ class Program:
         return _apply_all(self.stored(transposed), x)
 
     def times(self, factor: jax.Array) -> "Program":
-        return Program.of([*self.functions, Times(factor)], self.divisor)
+        return Program.of([*self.functions, Times(factor)])
 
     @property
     def input_dtype(self) -> DTypeLike | None:
@@ -92,7 +89,6 @@ class ScaleByDualNorm(MatrixFunction):
 
     functions: tuple[MatrixFunction, ...]  # f
     scales: tuple[MatrixFunction, ...]  # s, each of which multiplies a matrix by a number
-    divisor: float = static(default=1.0)  # M is this times the argument
 
     def __call__(self, x: jax.Array) -> jax.Array:
         o = _apply_all(self.functions, x)
@@ -100,10 +96,10 @@ class ScaleByDualNorm(MatrixFunction):
         y, power = scale_by_pow2(x)
         inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
         scaled = _apply_all(self.scales, o)
-        return times_pow2(scaled * inner.astype(o.dtype), power * self.divisor)
+        return times_pow2(scaled * inner.astype(o.dtype), power)
 
     def transposed(self) -> MatrixFunction:
-        return ScaleByDualNorm(_transposed(self.functions), _transposed(self.scales), self.divisor)
+        return ScaleByDualNorm(_transposed(self.functions), _transposed(self.scales))
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)
@@ -119,20 +115,14 @@ def _transposed(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ..
     return tuple(function.transposed() for function in functions)
 
 
-def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | DualNorm]) -> Program:
+def compile_parts(parts: Sequence[MatrixFunction | DualNorm]) -> Program:
     """Returns what runs of the functions on matrices, or on their momentum, in ``parts``."""
-    # With bias correction the momentum may be twice the largest gradient.
-    may_be_large = momentum is not None and momentum.bias_correction
-    divisor, functions, before_dual_norm = 1.0, [], None
+    functions, before_dual_norm = [], None
     for part in parts:
         before = functions[-1] if functions else None
         if isinstance(part, DualNorm):
             before_dual_norm = len(functions)
             continue
-        if before is None and may_be_large and _is_polar_factor(part):
-            # A polar factor of half of it is the same, with half of eps; a user's function may see
-            # the size.
-            divisor, part = 2.0, part.replace(eps=part.eps / 2)
         if isinstance(part, Normalize) and _is_polar_factor(before):
             part = NormalizeBounded(part)
         if isinstance(part, ScaleByShape) and part.norm is None and part.consistent_rms is not None:
@@ -142,9 +132,9 @@ def compile_parts(momentum: Momentum | None, parts: Sequence[MatrixFunction | Du
         inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
         # A factor by shape may come before the inner product; another function sees the product.
         scales = list(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
-        scaled = ScaleByDualNorm(tuple(inner), tuple(scales), divisor)
+        scaled = ScaleByDualNorm(tuple(inner), tuple(scales))
         functions = [scaled, *outer[len(scales) :]]
-    return Program.of(functions, divisor)
+    return Program.of(functions)
 
 
 def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:

@@ -64,7 +64,6 @@ def look_ahead(
     gradient: jax.Array | None,
     beta: ArrayLike,
     count: Any = None,
-    divisor: float = 1.0,
 ) -> jax.Array:
     r"""Returns what the polar factor is taken of, in float32 at least.
 
@@ -72,7 +71,7 @@ def look_ahead(
       \beta M_t / (1 - \beta^{t+1}) + (1 - \beta) G_t / (1 - \beta^t)
 
     Without a gradient it is :math:`M_t / (1 - \beta^t)`. The ``count`` is t, with this update; with
-    None nothing is corrected. ``divisor`` divides the sum, before it can overflow.
+    None nothing is corrected.
     """
     dtype = sum_dtype(momentum, momentum if gradient is None else gradient)
     beta = as_real(beta, jnp.finfo(dtype).dtype)
@@ -81,7 +80,7 @@ def look_ahead(
     # 1 - beta would be infinite.
     def corrected(weight: Any, later: int) -> Any:
         correction = 1 if count is None else 1 - beta ** (count + later)
-        return weight / correction / divisor
+        return weight / correction
 
     if gradient is None:
         return corrected(1.0, 0) * momentum.astype(dtype)

@@ -39,7 +39,8 @@ def momentum(
       bias_correction: divides by what the zero start left out: :math:`M_t` by
         :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
         :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
-        ``nesterov`` only, where it changes the mixture.
+        ``nesterov`` only, where it changes the mixture. The result may be twice the largest
+        gradient, which overflows for gradients above half of their dtype's largest number.
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
         ``"int8"`` keeps 1.02 bytes for each element: integers up to 127, and a float32 scale for
         each block of 256. Blocks lie along the axis that divides into the longest blocks up to 256;
