@@ -7,8 +7,8 @@ from optax_muonplus import coefficients as coefficients
 from optax_muonplus import matrices as matrices
 from optax_muonplus import polar as polar
 from optax_muonplus import rules as rules
-from optax_muonplus._chain.layout import MatrixSpec as MatrixSpec
-from optax_muonplus._chain.layout import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus._leaves.layout import MatrixSpec as MatrixSpec
+from optax_muonplus._leaves.layout import MuonDimensionNumbers as MuonDimensionNumbers
 from optax_muonplus._links.links import momentum as momentum
 from optax_muonplus._links.links import normalize as normalize
 from optax_muonplus._links.links import orthogonalize as orthogonalize

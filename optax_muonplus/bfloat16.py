@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from optax_muonplus._chain.checks import StateCheck, mask_params_like
-from optax_muonplus._chain.paths import flatten_with_names, path_name
+from optax_muonplus._leaves.paths import flatten_with_names, path_name
 
 _LOW = 0xFFFF  # the low 16 bits of a float32, which a bfloat16 lacks
 _LARGEST_REMAINDER = 0x7FFF

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import optax.contrib
 
-from optax_muonplus._chain import paths
 from optax_muonplus._chain.checks import array_misfit
 from optax_muonplus._chain.momentum import MomentumState
 from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._leaves import paths
 
 MOMENTS = MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
 # Counts of updates. A schedule's comes first: moments may have started anew in the middle of a run.

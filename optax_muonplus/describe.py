@@ -10,27 +10,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from optax_muonplus._chain.layout import DimensionNumbersTree
-from optax_muonplus._chain.paths import fold, list_paths, without_numbers
 from optax_muonplus._chain.program import DualNorm, Program
-from optax_muonplus._chain.record import (
-    ADAM,
-    GIVEN,
-    MUON,
-    UNKNOWN,
-    LeafInfo,
-    LeafSharding,
-    ResolvedTree,
-    axes_of_type,
-)
 from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import accumulation_dtype
 from optax_muonplus._core.scale import ScaleByShape
-from optax_muonplus._execution.plan import plan
-from optax_muonplus._execution.polar import for_platform
-from optax_muonplus._execution.sharded_leaf import ShardedLeaf
+from optax_muonplus._execution.mesh.plan import plan
+from optax_muonplus._execution.mesh.shards import ShardedLeaf
+from optax_muonplus._execution.polar.fast import for_platform
+from optax_muonplus._leaves.layout import DimensionNumbersTree
+from optax_muonplus._leaves.paths import fold, list_paths, without_numbers
+from optax_muonplus._leaves.placement import LeafSharding, axes_of_type
+from optax_muonplus._leaves.record import ADAM, GIVEN, MUON, UNKNOWN, LeafInfo, ResolvedTree
 from optax_muonplus._params.neighbours import INNER, RATIO, SHORT, is_plausible
 from optax_muonplus._params.reader import PER_HEAD, reader_of
 from optax_muonplus._params.resolve import resolve

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from optax_muonplus._chain.layout import DimensionNumbers, MatrixLayout
-from optax_muonplus._chain.paths import list_paths
-from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.arguments import known_count
+from optax_muonplus._leaves.layout import DimensionNumbers, MatrixLayout
+from optax_muonplus._leaves.paths import list_paths
+from optax_muonplus._leaves.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.patterns import (
     LayerAxes,

@@ -11,7 +11,6 @@ import optax
 from jax.sharding import SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.arguments import check_flag
@@ -20,6 +19,7 @@ from optax_muonplus._core.newton_schulz import Preconditioning
 from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
+from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._links.decay import check_rate
 from optax_muonplus._links.matrix_chain import matrix_chain
 from optax_muonplus._links.optimizer import optimizer

@@ -12,7 +12,7 @@ an optimizer runs it by :class:`FastPolar`, as :func:`polar_factor` does.
 from optax_muonplus._core.newton_schulz import svd as svd
 from optax_muonplus._core.orthogonalize import Orthogonalize as Orthogonalize
 from optax_muonplus._core.orthogonalize import Polar as Polar
-from optax_muonplus._execution.polar import FastPolar as FastPolar
-from optax_muonplus._execution.polar import polar_factor as polar_factor
+from optax_muonplus._execution.polar.fast import FastPolar as FastPolar
+from optax_muonplus._execution.polar.fast import polar_factor as polar_factor
 
 __all__ = sorted(name for name in dir() if not name.startswith("_"))

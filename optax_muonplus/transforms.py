@@ -6,14 +6,14 @@ Links and ``matrix_chain`` are at the top: ``optax_muonplus.momentum``.
 from optax_muonplus._chain.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus._chain.chain import Part as Part
 from optax_muonplus._chain.fused import FusedLink as FusedLink
-from optax_muonplus._chain.layout import MatrixLayout as MatrixLayout
 from optax_muonplus._chain.momentum import Momentum as Momentum
 from optax_muonplus._chain.momentum import MomentumState as MomentumState
-from optax_muonplus._chain.paths import flatten_tree as flatten_tree
 from optax_muonplus._chain.plain import Run as Run
 from optax_muonplus._chain.plain import run_plain as run_plain
 from optax_muonplus._chain.program import DualNorm as DualNorm
-from optax_muonplus._chain.record import LeafInfo as LeafInfo
+from optax_muonplus._leaves.layout import MatrixLayout as MatrixLayout
+from optax_muonplus._leaves.paths import flatten_tree as flatten_tree
+from optax_muonplus._leaves.record import LeafInfo as LeafInfo
 from optax_muonplus._links.blocks import map_blocks as map_blocks
 from optax_muonplus._links.decay import check_rate as check_rate
 from optax_muonplus._links.partition import nadamw as nadamw

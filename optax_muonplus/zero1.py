@@ -10,8 +10,9 @@ import optax
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.checks import mask_params_like
-from optax_muonplus._chain.record import LeafSharding, ResolvedTree, as_named, axes_of_type
-from optax_muonplus._execution.replicas import Cut, cut_to, gather
+from optax_muonplus._execution.mesh.replicas import Cut, cut_to, gather
+from optax_muonplus._leaves.placement import LeafSharding, as_named, axes_of_type
+from optax_muonplus._leaves.record import ResolvedTree
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.sharding import (
     ShardingTree,

@@ -23,9 +23,9 @@ from optax_muonplus._chain.fused import FusedLink
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm
-from optax_muonplus._chain.record import LeafInfo, ResolvedTree
 from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 
 
 class Link(Protocol):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_muonplus._chain.paths import (
+from optax_muonplus._core.arguments import is_supported
+from optax_muonplus._leaves.paths import (
     Path,
     flatten_with_names,
     fold_all,
@@ -17,8 +18,7 @@ from optax_muonplus._chain.paths import (
     list_paths,
     path_name,
 )
-from optax_muonplus._chain.record import LeafInfo
-from optax_muonplus._core.arguments import is_supported
+from optax_muonplus._leaves.record import LeafInfo
 
 
 def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:

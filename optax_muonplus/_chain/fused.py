@@ -13,9 +13,9 @@ from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm, Program, compile_parts
-from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.arguments import is_supported
 from optax_muonplus._core.function import MatrixFunction
+from optax_muonplus._leaves.record import LeafInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

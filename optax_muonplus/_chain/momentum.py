@@ -13,11 +13,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.checks import StateCheck, check_gradients, check_inexact, wrong_state
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.paths import flatten_with_names
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._core.function import matrix_function, static
 from optax_muonplus._core.momentum import look_ahead, moving_average
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
+from optax_muonplus._leaves.paths import flatten_with_names
 
 # The arrays that hold one buffer.
 Buffer = tuple[jax.Array, ...]

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
-from optax_muonplus._chain.record import LeafInfo
 from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._leaves.record import LeafInfo
 
 Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
 

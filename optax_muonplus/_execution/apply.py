@@ -8,11 +8,12 @@ from jax.sharding import AxisType, PartitionSpec
 
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.program import Program
-from optax_muonplus._chain.record import LeafInfo, axes_of_type
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.local import apply_local
-from optax_muonplus._execution.mesh import apply_sharded
-from optax_muonplus._execution.polar import for_platform
+from optax_muonplus._execution.mesh.exchange import apply_sharded
+from optax_muonplus._execution.polar.fast import for_platform
+from optax_muonplus._leaves.placement import axes_of_type
+from optax_muonplus._leaves.record import LeafInfo
 
 
 def apply(

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._chain.layout import MatrixLayout
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.layout import MatrixLayout
+from optax_muonplus._leaves.record import LeafInfo
 
 
 def map_blocks(

@@ -10,9 +10,9 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, promote
-from optax_muonplus._chain.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._leaves.record import ADAM, MUON, ResolvedTree
 from optax_muonplus._links.decay import check_rate, decay_weights, real, scale_by_rate
 
 

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from optax_muonplus._chain.layout import DimensionNumbersTree
-from optax_muonplus._chain.record import ResolvedTree
+from optax_muonplus._leaves.layout import DimensionNumbersTree
+from optax_muonplus._leaves.record import ResolvedTree
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.reader import reader_of
 from optax_muonplus._params.resolve import resolve

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from optax import MaskedNode
 
-from optax_muonplus._chain.paths import (
+from optax_muonplus._leaves.paths import (
     Path,
     flatten_tree,
     flatten_with_names,
@@ -23,7 +23,7 @@ from optax_muonplus._chain.paths import (
     list_paths,
     path_name,
 )
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.record import LeafInfo
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers, Shape
+from optax_muonplus._leaves.layout import DimensionNumbers, MuonDimensionNumbers, Shape
 from optax_muonplus._params.neighbours import Neighbours
 
 Condition = Callable[[Neighbours, str], bool]

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from optax_muonplus._chain.layout import DimensionNumbers, MuonDimensionNumbers
-from optax_muonplus._chain.paths import Path, path_of_keys
+from optax_muonplus._leaves.layout import DimensionNumbers, MuonDimensionNumbers
+from optax_muonplus._leaves.paths import Path, path_of_keys
 from optax_muonplus._params.flatten import FlatTree
 
 # Dimension numbers, None for AdamW, and what they rest on, in words.

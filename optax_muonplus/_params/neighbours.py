@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from optax_muonplus._chain.layout import Shape
+from optax_muonplus._leaves.layout import Shape
 
 Neighbours = Mapping[str, Shape]
 

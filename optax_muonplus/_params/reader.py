@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from optax_muonplus._chain.layout import (
-    AxisNumbers,
-    DimensionNumbersTree,
-    MatrixLayout,
-    Shape,
-)
-from optax_muonplus._chain.paths import list_paths
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.layout import AxisNumbers, DimensionNumbersTree, MatrixLayout, Shape
+from optax_muonplus._leaves.paths import list_paths
+from optax_muonplus._leaves.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.language import PathRule
 from optax_muonplus._params.modules import Annotation, read_annotations

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus._chain.checks import check_inexact
-from optax_muonplus._chain.layout import DimensionNumbers, DimensionNumbersTree
-from optax_muonplus._chain.paths import VALUE
-from optax_muonplus._chain.record import LeafInfo, ResolvedTree
+from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
+from optax_muonplus._leaves.paths import VALUE
+from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
 from optax_muonplus._params.reader import RuleReader, check_known, with_layouts
 from optax_muonplus._params.sharding import (

@@ -20,17 +20,16 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from optax_muonplus._chain.layout import MatrixLayout
-from optax_muonplus._chain.paths import Path, flatten_tree
-from optax_muonplus._chain.record import (
-    LeafInfo,
+from optax_muonplus._leaves.layout import MatrixLayout
+from optax_muonplus._leaves.paths import Path, flatten_tree
+from optax_muonplus._leaves.placement import (
     LeafSharding,
-    ResolvedTree,
     as_named,
     axes_of_type,
     usable_axes,
     varying_axes,
 )
+from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
 
 # A tree or prefix tree of NamedSharding and None, or a function from parameters to one.

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from optax_muonplus._chain.layout import AxisNumbers
-from optax_muonplus._chain.paths import Path, list_paths
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.layout import AxisNumbers
+from optax_muonplus._leaves.paths import Path, list_paths
+from optax_muonplus._leaves.record import LeafInfo
 
 _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
 

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from optax_muonplus._chain.layout import MatrixLayout, MuonDimensionNumbers, Shape
-from optax_muonplus._chain.paths import fold_all
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.layout import MatrixLayout, MuonDimensionNumbers, Shape
+from optax_muonplus._leaves.paths import fold_all
+from optax_muonplus._leaves.record import LeafInfo
 from optax_muonplus._params.neighbours import is_plausible
 from optax_muonplus._params.stacks import infer_stacks
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
-from optax_muonplus._chain.layout import MatrixLayout
-from optax_muonplus._chain.record import LeafSharding
-from optax_muonplus._execution import plan as planning
-from optax_muonplus._execution.plan import Route, WorkItem, assign, cheaper, lines_of
-from optax_muonplus._execution.sharded_leaf import ShardedLeaf
+from optax_muonplus._execution.mesh import plan as planning
+from optax_muonplus._execution.mesh.plan import Route, WorkItem, assign, cheaper, lines_of
+from optax_muonplus._execution.mesh.shards import ShardedLeaf
+from optax_muonplus._leaves.layout import MatrixLayout
+from optax_muonplus._leaves.placement import LeafSharding
 
 kinds_of_items = st.lists(
     st.builds(WorkItem, st.integers(1, 30), st.sampled_from([4, 8]), st.sampled_from([1, 6, 18])),

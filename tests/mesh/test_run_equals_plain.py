@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._execution import plan as planning
+from optax_muonplus._execution.mesh import plan as planning
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize
 from optax_muonplus.transforms import DualNorm, Momentum, find_momentum, run_plain

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 import optax_muonplus as omp
-from optax_muonplus._execution import plan as planning
+from optax_muonplus._execution.mesh import plan as planning
 from tests.support.compilation import collectives, compilations
 from tests.support.mesh import (
     AUTO,

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._chain.paths import fold
+from optax_muonplus._leaves.paths import fold
 from tests.support.trees import first_update, nested_shapes, random_tree
 
 

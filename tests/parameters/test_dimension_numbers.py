@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus._chain.layout import MatrixLayout
+from optax_muonplus._leaves.layout import MatrixLayout
 from tests.support.property_search import SEARCH
 
 

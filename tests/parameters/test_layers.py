@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from optax_muonplus._chain.paths import flatten_tree
+from optax_muonplus._leaves.paths import flatten_tree
 from tests.support.rows import assert_rows_are_outputs, row_optimizer
 
 KEY = jax.random.key(0)

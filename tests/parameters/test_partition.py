@@ -11,7 +11,7 @@ from flax.core import FrozenDict
 from optax.contrib import MuonDimensionNumbers as Dims
 
 import optax_muonplus as omp
-from optax_muonplus._chain.record import LeafInfo
+from optax_muonplus._leaves.record import LeafInfo
 from tests.support.trees import by_path, nested_shapes, random_tree
 
 

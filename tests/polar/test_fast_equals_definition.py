@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from optax_muonplus import polar
-from optax_muonplus._execution import products
+from optax_muonplus._execution.polar import products
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import reference
 from tests.support.oracle_runs import TOLERANCE

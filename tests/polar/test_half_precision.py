@@ -17,7 +17,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus._core.restarts import restarts_for
-from optax_muonplus._execution.iteration import iterate
+from optax_muonplus._execution.polar.iteration import iterate
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import polar, reference
 from tests.support.half_precision import matrix, polynomial
@@ -384,7 +384,7 @@ def test_no_half_precision_gram_matrix_overflows():
 
 def test_layers_of_one_leaf_are_slices_in_one_loop_on_a_gpu(monkeypatch):
     """Written out, slices of 24 layers of LLaMA-1B took 1.2 GB beside the parameters; now 0.3."""
-    monkeypatch.setattr("optax_muonplus._execution.stacks.STACK_BYTES", 2 * 24 * 64 * 4)
+    monkeypatch.setattr("optax_muonplus._execution.device.gpu.STACK_BYTES", 2 * 24 * 64 * 4)
     dims = {"scanned": omp.MuonDimensionNumbers(1, 2)}
     tx = omp.scale_by_muonplus(
         compute_dtype="bfloat16", where=omp.Matrices(weight_dimension_numbers=dims)

@@ -68,7 +68,7 @@ def full_of_nan(shape, dtype, out_sharding):
 
 def lowered_update(monkeypatch, **options):
     """The first update of gradients, with ``eps``, as it is lowered for a GPU."""
-    monkeypatch.setattr("optax_muonplus._execution.stacks.STACK_BYTES", STACK_BYTES)
+    monkeypatch.setattr("optax_muonplus._execution.device.gpu.STACK_BYTES", STACK_BYTES)
     # A CPU cannot give memory that nothing was written to in a GPU's way.
     monkeypatch.setattr(jax.lax, "empty", full_of_nan)
 

@@ -10,7 +10,7 @@ import pytest
 
 from optax_muonplus import coefficients, polar
 from optax_muonplus._core.restarts import restarts_for
-from optax_muonplus._execution import iteration as running
+from optax_muonplus._execution.polar import iteration as running
 
 
 def counted_operations(jaxpr, times=1):

@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._execution import mesh, products, stacks
+from optax_muonplus._execution.device import gpu as stacks
+from optax_muonplus._execution.mesh import exchange as mesh
+from optax_muonplus._execution.polar import products
 
 D = 16
 

@@ -8,8 +8,8 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus._chain import chain
-from optax_muonplus._chain.layout import MatrixLayout
-from optax_muonplus._chain.record import MUON, LeafInfo, ResolvedTree
+from optax_muonplus._leaves.layout import MatrixLayout
+from optax_muonplus._leaves.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.contrib import NorMuon
 from optax_muonplus.matrices import Normalize, ScaleByShape
 from optax_muonplus.polar import Orthogonalize

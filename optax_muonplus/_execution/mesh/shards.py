@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus._chain.layout import MatrixLayout
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.record import LeafInfo, LeafSharding, usable_axes
 from optax_muonplus._execution.batches import MatrixBatch
+from optax_muonplus._leaves.layout import MatrixLayout
+from optax_muonplus._leaves.placement import LeafSharding, usable_axes
+from optax_muonplus._leaves.record import LeafInfo
 
 LANES = 128
 """Numbers in a line, in which shards are sent.

@@ -31,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus._chain.program import Program
-from optax_muonplus._chain.record import usable_axes
 from optax_muonplus._core.precision import narrower_dtype
-from optax_muonplus._execution.polar import for_platform
-from optax_muonplus._execution.sharded_leaf import LANES, ShardedLeaf
+from optax_muonplus._execution.mesh.shards import LANES, ShardedLeaf
+from optax_muonplus._execution.polar.fast import for_platform
+from optax_muonplus._leaves.placement import usable_axes
 
 # FLOPs that take as long as the move of one byte: an H100 does about 0.25e15 FLOPs of float32
 # products a second as TF32, and receives 0.45e12 bytes over NVLink. It does twice as many in

@@ -23,15 +23,10 @@ from optax_muonplus._core.function import Matrices, MatrixFunction, matrix_funct
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import product_dtype
 from optax_muonplus._core.restarts import every_step
-from optax_muonplus._execution import products
-from optax_muonplus._execution.iteration import (
-    Iteration,
-    iterate,
-    operations,
-    range_factor,
-)
-from optax_muonplus._execution.loops import Platform, platform_of
-from optax_muonplus._execution.products import Precision, Products
+from optax_muonplus._execution.platforms import Platform, platform_of
+from optax_muonplus._execution.polar import products
+from optax_muonplus._execution.polar.iteration import Iteration, iterate, operations, range_factor
+from optax_muonplus._execution.polar.products import Precision, Products
 
 Function = TypeVar("Function")  # or a program of functions
 

@@ -37,7 +37,7 @@ from optax_muonplus._core.precision import (
     scale_by_pow2,
     sum_of_squares,
 )
-from optax_muonplus._execution.products import (
+from optax_muonplus._execution.polar.products import (
     Products,
     Scale,
     Square,

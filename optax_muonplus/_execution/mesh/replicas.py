@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
-from optax_muonplus._chain.record import LeafSharding, as_named, usable_axes
 from optax_muonplus._execution.batches import cut_into_chunks, group_by
-from optax_muonplus._execution.plan import BUCKET_BYTES
-from optax_muonplus._execution.sharded_leaf import from_lines, in_lines
+from optax_muonplus._execution.mesh.plan import BUCKET_BYTES
+from optax_muonplus._execution.mesh.shards import from_lines, in_lines
+from optax_muonplus._leaves.placement import LeafSharding, as_named, usable_axes
 
 
 class Cut(NamedTuple):
