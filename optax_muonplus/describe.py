@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
+from optax_muonplus._chain.chain import ChainTransformation
 from optax_muonplus._chain.program import DualNorm, Program
 from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.normalize import Normalize
@@ -74,7 +75,8 @@ def describe(
     """
     arguments = {"learning_rate": 0.0, **arguments}
     optimizer = muonplus(**arguments)  # refuses what it would refuse
-    parts = {type(part): part for part in vars(optimizer)["parts"]}
+    assert isinstance(optimizer, ChainTransformation)
+    parts = {type(part): part for part in optimizer.parts}
     norm, scale = parts[Normalize], parts[ScaleByShape]
     is_matched = norm.match_frobenius and (scale.consistent_rms is None or DualNorm in parts)
     scale = scale.replace(norm=norm.norm, match_frobenius=is_matched)

@@ -9,6 +9,7 @@ import jax.core
 import optax
 from jax.sharding import AxisType
 
+from optax_muonplus._chain.chain import ChainTransformation
 from optax_muonplus._chain.checks import mask_params_like
 from optax_muonplus._execution.mesh.replicas import Cut, cut_to, gather
 from optax_muonplus._leaves.placement import LeafSharding, as_named, axes_of_type
@@ -92,10 +93,9 @@ def shard_state(
             leaves[i] = x
         return structure.unflatten(leaves), state
 
-    outer = type(inner)(init, update)
-    # ``describe`` reads the chain's attributes.
-    vars(outer).update(vars(inner))
-    return outer
+    if isinstance(inner, ChainTransformation):
+        return ChainTransformation(init, update, *inner.made_of)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def state_layout(sharding: ShardingTree, state_sharding: StateSharding) -> ShardingTree:

@@ -224,17 +224,27 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
     differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
     """
 
-    parts: tuple[Any, ...]  # as they were given, in order
+    parts: tuple[Any, ...]  # for matrices, as they were given, in order
     chain: Chain  # the links that are made of them
     where: TreeReader
     run: Run  # applies functions to the matrices of a tree
 
+    def __new__(cls, init: Any, update: Any, *made_of: Any) -> Self:
+        self = super().__new__(cls, init, update)
+        self.parts, self.chain, self.where, self.run = made_of
+        return self
+
+    @property
+    def made_of(self) -> tuple[tuple[Any, ...], Chain, TreeReader, Run]:
+        return self.parts, self.chain, self.where, self.run
+
     @classmethod
     def of(
-        cls, where: TreeReader, over: Callable[[ResolvedTree], optax.GradientTransformation]
+        cls, over: Callable[[ResolvedTree], optax.GradientTransformation], *made_of: Any
     ) -> Self:
         """Makes a transformation that reads each tree, checks its gradients and calls ``over``."""
         check_state = StateCheck()
+        where: TreeReader = made_of[2]
 
         def init(params: optax.Params) -> optax.OptState:
             tree = where.read(params)
@@ -250,11 +260,15 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
             check_state(state, chain.init, updates if params is None else params)
             return chain.update(updates, state, params, **extra_args)
 
-        return cls(init, update)
+        return cls(init, update, *made_of)
 
 
 class MatrixTransformation(ChainTransformation):
     """A transformation of trees whose leaves all are matrices."""
+
+    def labels(self, params: optax.Params) -> Any:
+        """Returns ``"muon"`` or ``"adam"`` for each leaf, as its links read them."""
+        return self.where.read(params).labels
 
 
 def matrix_chain(*parts: Any, where: TreeReader, run: Run = run_plain) -> MatrixTransformation:
@@ -264,6 +278,4 @@ def matrix_chain(*parts: Any, where: TreeReader, run: Run = run_plain) -> Matrix
         check_only_matrices(tree.leaves)
         return chain.over(tree.leaves)
 
-    result = MatrixTransformation.of(where, over)
-    result.parts, result.chain, result.where, result.run = parts, chain, where, run
-    return result
+    return MatrixTransformation.of(over, parts, chain, where, run)

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,11 @@ class MomentumTransformation(optax.GradientTransformation):
     """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``."""
 
     momentum: "Momentum"  # the part of a chain that it is
+
+    def __new__(cls, momentum: "Momentum") -> Self:
+        self = super().__new__(cls, momentum.init, momentum.update)
+        self.momentum = momentum
+        return self
 
 
 @matrix_function

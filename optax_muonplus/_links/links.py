@@ -60,10 +60,7 @@ def momentum(
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
     Gupta et al., arXiv:2509.23106, for linear codes of eight bits, in blocks of 2048 there.
     """
-    part = Momentum(beta, nesterov, bias_correction, mu_dtype)
-    transformation = MomentumTransformation(part.init, part.update)
-    transformation.momentum = part
-    return transformation
+    return MomentumTransformation(Momentum(beta, nesterov, bias_correction, mu_dtype))
 
 
 def orthogonalize(

@@ -29,9 +29,7 @@ def partition(
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
         return _partition({ADAM: others, MUON: matrices.chain.over(tree.matrices)}, tree.labels)
 
-    result = ChainTransformation.of(matrices.where, over)
-    vars(result).update(vars(matrices))
-    return result
+    return ChainTransformation.of(over, *matrices.made_of)
 
 
 def _partition(

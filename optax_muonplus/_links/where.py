@@ -5,10 +5,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from optax_muonplus._chain.chain import MatrixTransformation
 from optax_muonplus._leaves.layout import DimensionNumbersTree
+from optax_muonplus._leaves.paths import list_paths
 from optax_muonplus._leaves.record import ResolvedTree
 from optax_muonplus._params.patterns import LayerAxes, Rules
-from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.reader import Reader, RuleReader, reader_of
 from optax_muonplus._params.resolve import resolve
 from optax_muonplus._params.sharding import ShardingTree, shard_like_params
 
@@ -17,7 +19,7 @@ from optax_muonplus._params.sharding import ShardingTree, shard_like_params
 class Matrices:
     """Which parameters are matrices, how their axes make rows and columns, and where they lie.
 
-    The same object serves the labels of ``optax.partition`` and the links that work on matrices.
+    Links that work on matrices take it, and their ``labels`` are those for ``optax.partition``.
 
     Attributes:
       rules: as in :func:`optax_muonplus.muonplus`, as are all other fields.
@@ -32,9 +34,9 @@ class Matrices:
       >>> matrices = omp.matrix_chain(
       ...     omp.momentum(), omp.orthogonalize(), optax.scale_by_learning_rate(0.02), where=where
       ... )
-      >>> tx = optax.partition({"muon": matrices, "adam": optax.nadamw(3e-3)}, where.labels)
+      >>> tx = optax.partition({"muon": matrices, "adam": optax.nadamw(3e-3)}, matrices.labels)
       >>> params = {"up": {"kernel": jnp.ones((4, 8))}, "readout": {"kernel": jnp.ones((8, 2))}}
-      >>> where.labels(params)
+      >>> matrices.labels(params)
       {'readout': {'kernel': 'adam'}, 'up': {'kernel': 'muon'}}
     """
 
@@ -43,37 +45,36 @@ class Matrices:
     weight_dimension_numbers: DimensionNumbersTree = None
     sharding: ShardingTree = None
 
-    # Whether a link has been made with this object.
-    has_links: bool = dataclasses.field(default=False, init=False, repr=False)
-
     def __post_init__(self) -> None:
         """Raises ValueError for malformed rules or axes, and for both beside dimension numbers."""
         self._reader  # noqa: B018
 
     @functools.cached_property
-    def _reader(self) -> DimensionNumbersTree:
-        """What reads a tree, in the place of dimension numbers; None for the default rules."""
+    def _reader(self) -> Reader:
         return reader_of(self.weight_dimension_numbers, self.rules, self.layer_axes)
 
     @property
     def is_default(self) -> bool:
-        """Whether all fields have their defaults, so that the default rules read the matrices."""
-        return self._reader is None and self.sharding is None
+        """Whether all fields have their defaults, and the default rules read the matrices."""
+        given = self.weight_dimension_numbers, self.sharding
+        return given == (None, None) and not self.rules and not self.layer_axes
 
     def labels(self, params: Any) -> Any:
         """Returns ``"muon"`` or ``"adam"`` for every parameter or update.
 
         Raises:
-          ValueError: for labels of rules or dimension numbers that no link was given: each link
-            would read the same matrices by the default rules, without a word.
+          ValueError: for matrices that links without these fields would read otherwise.
+            :meth:`MatrixTransformation.labels`, of the links themselves, serves all.
         """
-        if self._reader is not None and not self.has_links:
+        tree, default = self.read(params), resolve(params, RuleReader(), strict=False)
+        pairs = zip(tree.leaves, default.leaves, strict=True)
+        if other := [(x.name, None) for x, y in pairs if x.layout and x.layout != y.layout]:
             raise ValueError(
-                "The labels follow rules, layer_axes or dimension numbers that no link has. Make"
-                " one omp.Matrices(...), and pass it to both: partition_labels(params, where) and"
-                " omp.matrix_chain(..., where=where)."
+                f"Links without these rules or dimension numbers read {list_paths(other)} in"
+                " another way. Take the labels of the links that have them: chain.labels, where"
+                " chain = omp.matrix_chain(..., where=where)."
             )
-        return self.read(params).labels
+        return tree.labels
 
     def read(self, tree: Any) -> ResolvedTree:
         """Returns the records of all leaves."""
@@ -122,20 +123,18 @@ def one_of(given: Sequence[Any]) -> Matrices:
             "Two objects say which parameters are matrices: where= of a link and where= of another"
             " one or of the chain around it. Make one omp.Matrices(...) and pass it once."
         )
-    where = chosen[0] if chosen else Matrices()
-    object.__setattr__(where, "has_links", True)
-    return where
+    return chosen[0] if chosen else Matrices()
 
 
-def partition_labels(params: Any, where: Matrices | None = None) -> Any:
+def partition_labels(params: Any, where: Matrices | MatrixTransformation | None = None) -> Any:
     """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
 
     Args:
       params: parameters or updates.
-      where: which of them are matrices, the same object that the links have; None means the default
-        rules.
+      where: which of them are matrices: the links themselves, or :class:`Matrices`; None means the
+        default rules.
 
     Raises:
       ValueError: as ``Matrices.labels``.
     """
-    return (where or Matrices()).labels(params)
+    return (Matrices() if where is None else where).labels(params)

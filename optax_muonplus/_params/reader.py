@@ -5,14 +5,20 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from optax_muonplus._leaves.layout import AxisNumbers, DimensionNumbersTree, MatrixLayout, Shape
+from optax_muonplus._leaves.layout import (
+    AxisNumbers,
+    DimensionNumbers,
+    DimensionNumbersTree,
+    MatrixLayout,
+    Shape,
+)
 from optax_muonplus._leaves.paths import list_paths
 from optax_muonplus._leaves.record import LeafInfo
-from optax_muonplus._params.flatten import FlatTree, normalize_paths
+from optax_muonplus._params.flatten import FlatTree, broadcast_prefix, normalize_paths
 from optax_muonplus._params.language import PathRule
 from optax_muonplus._params.modules import Annotation, read_annotations
 from optax_muonplus._params.neighbours import Neighbours, bias_of
@@ -28,6 +34,27 @@ from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus._params.table import BIAS, DEFAULT_RULES
 
 PER_HEAD = "; per head"  # ends the rule of what omp.per_head cuts
+
+
+class Reader(Protocol):
+    """Who is a matrix: :class:`RuleReader`, :class:`GivenNumbers` or ``omp.per_head``."""
+
+    def read(self, tree: FlatTree) -> list[LeafInfo]:
+        """Makes a record of each leaf; ``known`` is False where nothing is known of it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenNumbers:
+    """Reads matrices by a user's dimension numbers: a tree, a prefix tree, or a function to one."""
+
+    numbers: DimensionNumbersTree
+
+    def read(self, tree: FlatTree) -> list[LeafInfo]:
+        kinds, what = DimensionNumbers | None, "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
+        specs = broadcast_prefix(self.numbers, tree, kinds, "dimension numbers", what)
+        pairs = zip(tree.records(), specs, strict=True)
+        return with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,19 +147,20 @@ def muon_dimension_numbers(
       ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
         rule a leaf of three or more axes: guessing its layout could mix experts or heads.
     """
-    return (reader_of(None, rules, layer_axes) or RuleReader())(params)
+    return RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))(params)
 
 
 def reader_of(
     dimension_numbers: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
-) -> DimensionNumbersTree:
-    """Makes a :class:`RuleReader` of a user's arguments; trees, functions and None alone stay.
+) -> Reader:
+    """Makes the reader that a user's arguments ask for.
 
     Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
     """
     axes = parse_layer_axes(layer_axes)
-    if not rules and not axes:
-        return dimension_numbers
+    if not rules and not axes and dimension_numbers is not None:
+        is_reader = isinstance(dimension_numbers, RuleReader)
+        return dimension_numbers if is_reader else GivenNumbers(dimension_numbers)
     if dimension_numbers is not None:
         raise ValueError(
             "Got rules or layer_axes next to dimension numbers, which say of every parameter what"

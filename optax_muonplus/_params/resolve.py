@@ -5,14 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from optax_muonplus._chain.checks import check_inexact
-from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
-from optax_muonplus._leaves.paths import VALUE
+from optax_muonplus._leaves.paths import VALUE, list_paths
 from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
-from optax_muonplus._params.flatten import FlatTree, broadcast_prefix
-from optax_muonplus._params.reader import RuleReader, check_known, with_layouts
+from optax_muonplus._params.flatten import FlatTree
+from optax_muonplus._params.reader import Reader, check_known
 from optax_muonplus._params.sharding import (
     ShardingTree,
     broadcast_shardings,
@@ -21,10 +18,7 @@ from optax_muonplus._params.sharding import (
 
 
 def resolve(
-    tree: Any,
-    dimension_numbers: DimensionNumbersTree = None,
-    sharding: ShardingTree = None,
-    strict: bool = True,
+    tree: Any, reader: Reader, sharding: ShardingTree = None, strict: bool = True
 ) -> ResolvedTree:
     """Looks up each leaf of ``tree``: arrays, or anything with a shape and dtype.
 
@@ -34,7 +28,13 @@ def resolve(
     flat = FlatTree.of(tree)
     if not flat.paths:  # the placeholder for parameters by which optax.tree.map_params finds them
         return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
-    leaves = _read(flat, dimension_numbers, strict)
+    _check_arrays(flat)
+    leaves = reader.read(flat)
+    if strict:
+        _warn_of_one_vector(leaves)
+        check_known(leaves)
+    dtypes = map(jnp.result_type, flat.arrays)
+    leaves = [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
     if sharding is not None:
         given = broadcast_shardings(flat, sharding)
         leaves = [x._replace(given_sharding=entry) for x, entry in zip(leaves, given, strict=True)]
@@ -46,26 +46,16 @@ def resolve(
     return resolved
 
 
-def _read(tree: FlatTree, given: DimensionNumbersTree, strict: bool) -> list[LeafInfo]:
-    """Makes the records of leaves, but for shardings."""
-    given = RuleReader() if given is None else given
-    numbers = int | float | complex
-    pairs = zip(tree.paths, tree.arrays, strict=True)
-    if odd := [p for p, x in pairs if not (hasattr(x, "dtype") or isinstance(x, numbers))]:
-        check_inexact(odd, [np.dtype(object)] * len(odd))
-    if isinstance(given, RuleReader):
-        leaves = given.read(tree)
-    else:
-        expected = "MuonDimensionNumbers, MatrixSpec, or None for AdamW"
-        kinds = DimensionNumbers | None
-        specs = broadcast_prefix(given, tree, kinds, "dimension numbers", expected)
-        pairs = zip(tree.records(), specs, strict=True)
-        leaves = with_layouts(leaf._replace(dimension_numbers=spec) for leaf, spec in pairs)
-    if strict:
-        _warn_of_one_vector(leaves)
-        check_known(leaves)
-    dtypes = map(jnp.result_type, tree.arrays)
-    return [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
+def _check_arrays(tree: FlatTree) -> None:
+    """Raises ValueError, naming the leaves, for what has no dtype, such as a model's functions."""
+    pairs = zip(tree.names, tree.arrays, strict=True)
+    plain = int | float | complex
+    odd = [(n, f"({x!r})") for n, x in pairs if not (isinstance(x, plain) or hasattr(x, "dtype"))]
+    if odd:
+        raise ValueError(
+            f"Parameters must be arrays, got {list_paths(odd)}. In Equinox pass"
+            " eqx.filter(model, eqx.is_inexact_array)."
+        )
 
 
 def _without_boxes(labels: Any) -> Any:

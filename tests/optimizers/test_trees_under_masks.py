@@ -107,7 +107,8 @@ LINKS = {
 @pytest.mark.parametrize("name", LINKS)
 def test_links_take_the_trees_of_the_whole_model_too(name):
     where = omp.Matrices(weight_dimension_numbers=DIMS, sharding=SHARDING)
-    tx, labels = LINKS[name](where=where), where.labels(PARAMS)
+    tx = LINKS[name](where=where)
+    labels = tx.labels(PARAMS)
     tx = optax.partition({"muon": tx, "adam": optax.adamw(0.1)}, labels)
     updates = jax.eval_shape(functools.partial(two_updates, tx), PARAMS, GRADS)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, PARAMS)

@@ -83,9 +83,9 @@ def test_describe_and_labels_take_rules():
     assert "5x3x2" in table and "6x4x2" in table
     where = omp.Matrices(RULES, AXES)
     matrices = omp.matrix_chain(omp.momentum(), where=where)
-    labels = omp.partition_labels(PARAMS, where)
+    labels = omp.partition_labels(PARAMS, matrices)
     assert labels == omp.Matrices(weight_dimension_numbers=by_function()).read(PARAMS).labels
-    optax.partition({"muon": matrices, "adam": optax.sgd(0.1)}, where.labels).init(PARAMS)
+    optax.partition({"muon": matrices, "adam": optax.sgd(0.1)}, matrices.labels).init(PARAMS)
 
 
 @pytest.mark.parametrize(

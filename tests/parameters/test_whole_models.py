@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._params.reader import reader_of
+from optax_muonplus._params.reader import RuleReader, reader_of
 from optax_muonplus._params.resolve import resolve
 from tests.support.readings import shown
 
@@ -98,7 +98,7 @@ def test_where_the_project_chose_otherwise():
 def test_without_the_options_no_stack_is_read_along_a_wrong_axis(model):
     """Matrices are refused, and no vector of layers is a matrix, so that no loss is silent."""
     shapes, _, right, _ = MODELS[model]
-    leaves = resolve(shapes, strict=False).leaves
+    leaves = resolve(shapes, RuleReader(), strict=False).leaves
     assert {x.label for x in leaves if right[x.name] == "adam"} == {"adam"}
     assert {x.label for x in leaves if right[x.name] != "adam"} == {"?"}
     if "scanned" in model:
