@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.chain import ChainTransformation
-from optax_muonplus._chain.program import DualNorm, Program
+from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import accumulation_dtype
 from optax_muonplus._core.scale import ScaleByShape
+from optax_muonplus._execution.lower import for_platform, lower
 from optax_muonplus._execution.mesh.plan import plan
 from optax_muonplus._execution.mesh.shards import ShardedLeaf
-from optax_muonplus._execution.polar.fast import for_platform
 from optax_muonplus._leaves.layout import DimensionNumbersTree
 from optax_muonplus._leaves.paths import fold, list_paths, without_numbers
 from optax_muonplus._leaves.placement import LeafSharding, axes_of_type
@@ -165,7 +165,7 @@ def _work_per_device(
     # The momentum is in float32 at least.
     members = [ShardedLeaf.of(x, accumulation_dtype(x.dtype)) for x in matrices]
     polar_factor = for_platform(polar_factor)
-    exchanges, loads = plan(members, Program.of([polar_factor]))
+    exchanges, loads = plan(members, lower([polar_factor]))
     blocks = [block for member in members for block in member.layout.block_shapes()]
     flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
     received = sum(exchange.bytes_received for exchange in exchanges)

@@ -12,7 +12,7 @@ import optax
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.plain import Run, run_plain
-from optax_muonplus._chain.program import DualNorm, Program, compile_parts
+from optax_muonplus._chain.program import DualNorm, functions_of
 from optax_muonplus._core.arguments import is_supported
 from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._leaves.record import LeafInfo
@@ -27,12 +27,6 @@ class FusedLink:
     rounds: bool = True  # to the dtype of the gradients; else results have that of the momentum
     run: Run = run_plain
     factor: jax.Array | None = None  # of all results, as a learning rate
-
-    @property
-    def program(self) -> Program:
-        """The functions as they run. It is not kept: its numbers may be those of one trace."""
-        program = compile_parts(self.functions)
-        return program if self.factor is None else program.times(self.factor)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         functions = [f for f in self.functions if not isinstance(f, DualNorm)]
@@ -49,17 +43,17 @@ class FusedLink:
         With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
         """
         arrays, treedef = jax.tree.flatten(updates)
-        program = self.program
+        functions = functions_of(self.functions)  # their numbers may be those of one trace
         if self.momentum is None:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            mu, operands = self.momentum.advance(updates, mu, program.input_dtype)
+            mu, operands = self.momentum.advance(updates, mu, functions[0].input_dtype)
             state = (mu, nothing)
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)
             leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
-        return treedef.unflatten(self.run(program, operands, leaves)), state
+        return treedef.unflatten(self.run(functions, operands, leaves, self.factor)), state
 
 
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:

@@ -1,20 +1,34 @@
 """Functions applied to the matrices of leaves, in a few lines: this is what a chain means."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.program import Program
-from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._core.function import MatrixFunction
+from optax_muonplus._core.precision import as_real, saturating_cast
 from optax_muonplus._leaves.record import LeafInfo
 
-Run = Callable[[Program, Sequence[Operand], Sequence[LeafInfo]], list[jax.Array]]
+
+class Run(Protocol):
+    """Applies functions to the matrices of leaves, as :func:`run_plain` does."""
+
+    def __call__(
+        self,
+        functions: Sequence[MatrixFunction],
+        operands: Sequence[Operand],
+        leaves: Sequence[LeafInfo],
+        factor: jax.Array | None = None,
+    ) -> list[jax.Array]: ...
 
 
 def run_plain(
-    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    functions: Sequence[MatrixFunction],
+    operands: Sequence[Operand],
+    leaves: Sequence[LeafInfo],
+    factor: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Applies functions to the matrices of leaves, one leaf after the other: the reference.
 
@@ -23,9 +37,10 @@ def run_plain(
     of sums in another order.
 
     Args:
-      program: functions of matrices ``(batch, out, in)``, the first one first.
+      functions: of matrices ``(batch, out, in)``, the first one first, as they were given.
       operands: for each leaf an array of its shape and sharding.
       leaves: records of matrices.
+      factor: a number that multiplies all results, such as a learning rate.
 
     Returns:
       One array for each leaf, of its shape, in its dtype.
@@ -36,8 +51,9 @@ def run_plain(
         for x in leaf.matrix.to_matrices(operand.load()):
             dtype = x.dtype
             x = jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x
-            for function in program.functions:
+            for function in functions:
                 x = function(x).astype(dtype)
+            x = x if factor is None else as_real(factor, jnp.finfo(dtype).dtype) * x
             blocks.append(jnp.swapaxes(x, -1, -2) if leaf.matrix.transposed else x)
         results.append(saturating_cast(leaf.matrix.from_matrices(blocks), leaf.dtype))
     return results

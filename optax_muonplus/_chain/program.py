@@ -1,4 +1,4 @@
-"""What runs of a chain's parts: the only place that knows what stands before what.
+"""What the parts of a chain mean together: the only place that knows what stands before what.
 
 Parts are values with the fields that a user gives them. What one of them may rely on, because of
 the parts before it, is decided here, at each update that is traced.
@@ -10,17 +10,11 @@ from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._core.function import (
-    Elementwise,
-    MatrixFunction,
-    ViaTranspose,
-    matrix_function,
-)
+from optax_muonplus._core.function import MatrixFunction, matrix_function
 from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
-from optax_muonplus._core.precision import as_real, scale_by_pow2, times_pow2
+from optax_muonplus._core.precision import scale_by_pow2, times_pow2
 from optax_muonplus._core.scale import ScaleByShape
 
 
@@ -29,58 +23,6 @@ class DualNorm:
 
     For a polar factor O this is the nuclear norm of M, the dual of the spectral norm.
     """
-
-
-@matrix_function
-class Program:
-    """Functions on matrices as they run, the first one first."""
-
-    functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
-    transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
-
-    @classmethod
-    def of(cls, functions: Sequence[MatrixFunction]) -> "Program":
-        return cls(tuple(functions), _transposed(functions))
-
-    def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
-        return self.transposed if transposed else self.functions
-
-    def __call__(self, x: jax.Array, transposed: bool) -> jax.Array:
-        return _apply_all(self.stored(transposed), x)
-
-    def times(self, factor: jax.Array) -> "Program":
-        return Program.of([*self.functions, Times(factor)])
-
-    @property
-    def input_dtype(self) -> DTypeLike | None:
-        return self.functions[0].input_dtype
-
-    def flops(self, shape: tuple[int, int]) -> int:
-        return sum(function.flops(shape) for function in self.functions)
-
-
-@matrix_function
-class Times(Elementwise):
-    """Multiplies each matrix by a number."""
-
-    factor: ArrayLike
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
-
-
-@matrix_function
-class NormalizeBounded(MatrixFunction):
-    """A normalization of matrices whose entries are of the order of 1 at most."""
-
-    normalize: Normalize
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.normalize.apply(x, bounded=True)
-
-    def transposed(self) -> MatrixFunction:
-        other = self.normalize.transposed()
-        return NormalizeBounded(other) if isinstance(other, Normalize) else ViaTranspose(self)
 
 
 @matrix_function
@@ -115,16 +57,13 @@ def _transposed(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ..
     return tuple(function.transposed() for function in functions)
 
 
-def compile_parts(parts: Sequence[MatrixFunction | DualNorm]) -> Program:
-    """Returns what runs of the functions on matrices, or on their momentum, in ``parts``."""
+def functions_of(parts: Sequence[MatrixFunction | DualNorm]) -> tuple[MatrixFunction, ...]:
+    """Returns the functions on matrices, or on their momentum, that ``parts`` mean."""
     functions, before_dual_norm = [], None
     for part in parts:
-        before = functions[-1] if functions else None
         if isinstance(part, DualNorm):
             before_dual_norm = len(functions)
             continue
-        if isinstance(part, Normalize) and _is_polar_factor(before):
-            part = NormalizeBounded(part)
         if isinstance(part, ScaleByShape) and part.norm is None and part.consistent_rms is not None:
             part = _set_rms(functions, part, keeps=before_dual_norm is not None)
         functions.append(part)
@@ -134,10 +73,10 @@ def compile_parts(parts: Sequence[MatrixFunction | DualNorm]) -> Program:
         scales = list(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
         scaled = ScaleByDualNorm(tuple(inner), tuple(scales))
         functions = [scaled, *outer[len(scales) :]]
-    return Program.of(functions)
+    return tuple(functions)
 
 
-def _is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:
+def is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:
     """Returns whether results are polar factors for certain; a user's function may be anything."""
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
@@ -147,15 +86,13 @@ def _set_rms(functions: list[MatrixFunction], scale: ScaleByShape, keeps: bool) 
 
     Of matrices that are not normalized it measures those that are no polar factors.
     """
-    last = functions[-1] if functions else None
-    is_bounded = isinstance(last, NormalizeBounded)
-    norm = last.normalize if is_bounded else last
+    *earlier, norm = functions or [None]
     if not isinstance(norm, Normalize):
-        return scale.replace(norm="none") if _is_polar_factor(last) else scale
+        return scale.replace(norm="none") if is_polar_factor(norm) else scale
     keeps &= norm.match_frobenius
-    if not is_bounded and (keeps or norm.norm in ("none", "long")):
+    of_polar = bool(earlier) and is_polar_factor(earlier[-1])
+    if not of_polar and (keeps or norm.norm in ("none", "long")):
         return scale
     if not keeps:
-        norm = norm.replace(match_frobenius=False)
-        functions[-1] = NormalizeBounded(norm) if is_bounded else norm
+        functions[-1] = norm.replace(match_frobenius=False)
     return scale.replace(norm=norm.norm, match_frobenius=keeps)

@@ -51,14 +51,12 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
     return ("row",) if fan_out > fan_in else ("col",)
 
 
-def _match_frobenius(x: Matrices, like: Matrices, bounded: bool) -> Matrices:
-    wide, wanted = upcast_for_sum(x), upcast_for_sum(like)
-    if not bounded:
-        wide, _ = scale_by_pow2(wide)
-        wanted, power = scale_by_pow2(wanted)
+def _match_frobenius(x: Matrices, like: Matrices) -> Matrices:
+    wide, _ = scale_by_pow2(upcast_for_sum(x))
+    wanted, power = scale_by_pow2(upcast_for_sum(like))
     squares, goal = sum_of_squares(wide, (-2, -1)), sum_of_squares(wanted, (-2, -1))
     matched = wide * root(jnp.where(squares > 0, goal / jnp.where(squares > 0, squares, 1), 0))
-    return (matched if bounded else times_pow2(matched, power)).astype(x.dtype)
+    return times_pow2(matched, power).astype(x.dtype)
 
 
 @matrix_function
@@ -103,59 +101,25 @@ class Normalize(MatrixFunction):
         check_flag("match_frobenius", self.match_frobenius)
 
     def __call__(self, x: Matrices) -> Matrices:
-        return self.apply(x)
-
-    def apply(self, x: Matrices, bounded: bool = False) -> Matrices:
-        """Returns the function of ``x``.
-
-        Entries that are ``bounded``, of the order of 1 at most as those of a polar factor, need not
-        be read once more to keep their squares in range.
-        """
         check_floating(x)
-        y, in_range = upcast_for_sum(x), bounded
+        y = upcast_for_sum(x)
         sides = normalized_sides(self.norm, *x.shape[-2:])
         if not sides:
             return x
-        if bounded and self.match_frobenius:
-            return self._match_in_passing(y, sides).astype(x.dtype)
         for side in sides:
-            y, in_range = self._divide(y, side, in_range), True
+            y = self._divide(y, side)
         y = y.astype(x.dtype)
-        return _match_frobenius(y, x, bounded) if self.match_frobenius else y
+        return _match_frobenius(y, x) if self.match_frobenius else y
 
-    def _divide(self, y: Matrices, side: Side, bounded: bool) -> Matrices:
+    def _divide(self, y: Matrices, side: Side) -> Matrices:
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
-        if not bounded:
-            # Squares of large numbers overflow; those of small ones vanish against norm_eps.
-            size = jnp.max(jnp.abs(y), SUMMED_AXIS[side], keepdims=True, initial=0)
-            y, power = divide_by_pow2(y, jnp.maximum(size, 1))
-            eps = eps / power / power
-        squares = sum_of_squares(y, (SUMMED_AXIS[side],)) + eps
+        # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+        size = jnp.max(jnp.abs(y), SUMMED_AXIS[side], keepdims=True, initial=0)
+        y, power = divide_by_pow2(y, jnp.maximum(size, 1))
+        squares = sum_of_squares(y, (SUMMED_AXIS[side],)) + eps / power / power
         # rsqrt(0) would be infinite for a zero row with norm_eps=0.
         positive = jnp.where(squares > 0, squares, 1)
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
-
-    def _match_in_passing(self, y: Matrices, sides: tuple[Side, ...]) -> Matrices:
-        """Divides sides by their norms, and restores the Frobenius norm without a pass for it.
-
-        Its square before is the sum of the first squared norms, which are needed anyway. Its square
-        afterwards is a sum over the last ones: S / (S + eps) for each, 1 or 0 without eps.
-        """
-        eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
-        first = None
-        for i, side in enumerate(sides, 1):
-            squares = sum_of_squares(y, (SUMMED_AXIS[side],))
-            first = squares if first is None else first
-            positive = squares + eps > 0
-            factor = jnp.where(positive, jax.lax.rsqrt(jnp.where(positive, squares + eps, 1)), 0)
-            if i == len(sides):
-                # The power of two keeps XLA from making one sum over the matrix of two, which would
-                # read it once more.
-                before = 2**10 * jnp.sum(first / 2**10, (-2, -1), keepdims=True)
-                after = jnp.sum(squares * factor * factor, (-2, -1), keepdims=True)
-                factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))
-            y = y * factor
-        return y
 
     def transposed(self) -> MatrixFunction:
         return self.replace(norm=_OTHER_WAY.get(self.norm, self.norm))

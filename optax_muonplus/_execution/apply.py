@@ -7,23 +7,26 @@ import jax.core
 from jax.sharding import AxisType, PartitionSpec
 
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.program import Program
+from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.local import apply_local
+from optax_muonplus._execution.lower import Program, for_platform, lower
 from optax_muonplus._execution.mesh.exchange import apply_sharded
-from optax_muonplus._execution.polar.fast import for_platform
 from optax_muonplus._leaves.placement import axes_of_type
 from optax_muonplus._leaves.record import LeafInfo
 
 
 def apply(
-    program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
+    functions: Sequence[MatrixFunction],
+    operands: Sequence[Operand],
+    leaves: Sequence[LeafInfo],
+    factor: jax.Array | None = None,
 ) -> list[jax.Array]:
     """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
 
     Arguments are those of ``optax_muonplus.transforms.run_plain``. Results are sharded like leaves.
     """
-    results: dict[int, jax.Array] = {}
+    program, results = lower(functions, factor), dict[int, jax.Array]()
     here = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
     there = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
     if here:

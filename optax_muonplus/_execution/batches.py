@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import saturating_cast
+from optax_muonplus._execution.lower import Program
 
 Item = TypeVar("Item")
 

@@ -8,14 +8,13 @@ import jax
 import jax.core
 
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.device.cpu import work_in_loops
 from optax_muonplus._execution.device.gpu import work_on_stacks
 from optax_muonplus._execution.device.tpu import map_stacks
+from optax_muonplus._execution.lower import Program, for_platform
 from optax_muonplus._execution.platforms import Platform, on_its_platform
-from optax_muonplus._execution.polar.fast import for_platform
 from optax_muonplus._leaves.layout import MatrixLayout
 
 

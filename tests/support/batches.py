@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._execution.device import gpu as stacks
+from optax_muonplus._execution.device import gpu, tpu
 from optax_muonplus._execution.mesh import exchange as mesh
 from optax_muonplus._execution.polar import products
 
@@ -36,15 +36,15 @@ def play(monkeypatch, machine):
     monkeypatch.setattr(mesh, "platform_of", lambda backend: machine)
 
 
-def everywhere_stacked(monkeypatch, stack_bytes=stacks.STACK_BYTES):
+def everywhere_stacked(monkeypatch, stack_bytes=gpu.STACK_BYTES):
     """What GPUs do, on this device."""
-    monkeypatch.setattr(stacks, "STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(gpu, "STACK_BYTES", stack_bytes)
     play(monkeypatch, "gpu")
 
 
-def everywhere_mapped(monkeypatch, stack_bytes=stacks.TPU_STACK_BYTES, block=products.TPU_BLOCK):
+def everywhere_mapped(monkeypatch, stack_bytes=tpu.TPU_STACK_BYTES, block=products.TPU_BLOCK):
     """What TPUs do, on this device."""
-    monkeypatch.setattr(stacks, "TPU_STACK_BYTES", stack_bytes)
+    monkeypatch.setattr(tpu, "TPU_STACK_BYTES", stack_bytes)
     monkeypatch.setattr(products, "TPU_BLOCK", block)
     play(monkeypatch, "tpu")
 

@@ -120,7 +120,7 @@ COUNTING = {
     "noise": optax.chain(optax.add_noise(0.1, 0.1, jax.random.key(0)), omp.muonplus(decaying)),
     "schedule_free": optax.contrib.schedule_free(omp.muonplus(decaying), 0.1),
     "recorded": omp.contrib.recorded(omp.muonplus(decaying), every=2),
-    "NorMuon": omp.contrib.normuon(decaying),
+    "NorMuon": omp.optimizer(omp.contrib.NorMuon(), decaying),
 }
 
 

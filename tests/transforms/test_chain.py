@@ -8,6 +8,7 @@ import pytest
 
 import optax_muonplus as omp
 from optax_muonplus._chain import chain
+from optax_muonplus._chain.program import functions_of
 from optax_muonplus._leaves.layout import MatrixLayout
 from optax_muonplus._leaves.record import MUON, LeafInfo, ResolvedTree
 from optax_muonplus.contrib import NorMuon
@@ -180,7 +181,7 @@ def test_a_chain_reads_and_runs_by_what_it_is_given(links):
 
 def steps_of(*parts):
     (link,) = omp.matrix_chain(*parts).chain.links
-    return link.program.functions
+    return functions_of(link.functions)
 
 
 def first_step(*before_scale):

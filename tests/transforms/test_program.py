@@ -7,9 +7,10 @@ import optax
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._chain.program import compile_parts
+from optax_muonplus._chain.program import functions_of
 from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._execution.lower import NormalizeBounded, lower
 from tests.support import reference
 from tests.support.oracle_runs import NORMS
 
@@ -17,7 +18,7 @@ from tests.support.oracle_runs import NORMS
 def normalization(norm, norm_eps=0.0, match_frobenius=True, polar="auto"):
     """What runs of a normalization that follows a polar factor."""
     parts = [Orthogonalize(polar=polar), Normalize(norm, norm_eps, match_frobenius)]
-    return compile_parts(parts).functions[1]
+    return lower(functions_of(parts)).functions[1]
 
 
 def matrices_with_dead_units():
@@ -55,8 +56,8 @@ def test_matching_the_frobenius_norm_takes_no_further_pass():
 
 def test_parts_stay_what_a_user_made():
     polar_factor, norm = Orthogonalize(eps=1e-3), Normalize("row")
-    program = compile_parts([polar_factor, norm])
-    assert program.functions[0] is polar_factor
+    assert functions_of([polar_factor, norm]) == (polar_factor, norm)
+    assert isinstance(lower([polar_factor, norm]).functions[1], NormalizeBounded)
     assert vars(norm) == vars(Normalize("row"))
 
 

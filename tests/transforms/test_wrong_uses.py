@@ -194,7 +194,7 @@ def test_states_of_another_reading_are_refused():
     ):
         tx.update(matrices, state, matrices)
     square = {"w": jnp.ones((4, 4))}
-    row, long = (omp.contrib.normuon(0.1, omp.contrib.NorMuon(side=x)) for x in ("row", "long"))
+    row, long = (omp.optimizer(omp.contrib.NorMuon(side=x), 0.1) for x in ("row", "long"))
     with pytest.raises(ValueError, match=r"nu/w \(\(1, 4\) for \(1, 1\)\)"):
         long.update(square, row.init(square), square)
     one, other = (

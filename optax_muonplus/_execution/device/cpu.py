@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from optax_muonplus._chain.program import Program
 from optax_muonplus._execution.batches import MatrixBatch, group_by
 from optax_muonplus._execution.loops import Arrays, varying_like
+from optax_muonplus._execution.lower import Program
 
 Tree = TypeVar("Tree")
 

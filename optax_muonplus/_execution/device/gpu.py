@@ -12,7 +12,6 @@ This was seen in programs that XLA compiled for an H100. Stacks were run on one 
 ``lab/benchmarks/README.md``, "On a GPU".
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -21,11 +20,10 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.batches import MatrixBatch, cut_into_chunks, group_by
 from optax_muonplus._execution.loops import map_slices
-from optax_muonplus._execution.polar.fast import FastPolar
+from optax_muonplus._execution.lower import Program
 
 # A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
 # square matrices needs four times as much in addition: R, R^2, P and the next X.
@@ -56,8 +54,7 @@ def _round_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
     narrow = batch.round_early(program)
     if narrow.operand.compute is not None:
         kept = narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
-        first = program.functions[0]
-        if not (isinstance(first, FastPolar) and first.takes_largest):
+        if not program.takes_largest:
             return kept
         # XLA finds it in the pass that writes the momentum; later it would be a pass of its own.
         # The largest of its rows is found for a whole stack, in place of a kernel for each leaf.
@@ -107,21 +104,14 @@ def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
             upright = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.operand.load() for x in parts])
             largest = [x.largest for x in parts if x.largest is not None]
-            known = _with_largest(program, largest) if len(largest) == len(parts) else program
+            known = program
+            if len(largest) == len(parts):
+                found = jnp.max(jnp.concatenate(largest), axis=-2, keepdims=True)
+                known = program.with_largest(found)
             stack = _at_once(known, array, parts[0], upright)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [results[i] for i in range(len(batches))]
-
-
-def _with_largest(program: Program, largest: Sequence[jax.Array]) -> Program:
-    """Tells the polar factor, the first function, the largest values of a stack's matrices."""
-    of_matrices = jnp.max(jnp.concatenate(largest), axis=-2, keepdims=True)
-    polar_factor = program.functions[0].replace(largest=of_matrices)
-    functions, transposed = (
-        (polar_factor, *others[1:]) for others in (program.functions, program.transposed)
-    )
-    return dataclasses.replace(program, functions=functions, transposed=transposed)
 
 
 def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:

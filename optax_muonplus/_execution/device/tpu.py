@@ -17,9 +17,9 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
-from optax_muonplus._chain.program import Program
 from optax_muonplus._execution.batches import MatrixBatch, cut_into_chunks, group_by
 from optax_muonplus._execution.loops import concatenate, map_slices
+from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.polar import products
 
 # Results of a stack on a TPU are another stack. The iteration needs next to nothing more.

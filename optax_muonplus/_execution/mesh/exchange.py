@@ -23,9 +23,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from optax_muonplus._chain.operand import Operand
-from optax_muonplus._chain.program import Program
 from optax_muonplus._execution.local import apply_batched, apply_local, apply_to_one
 from optax_muonplus._execution.loops import Arrays, concatenate
+from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.mesh.plan import Bucket, Round, Route, lines_of, plan
 from optax_muonplus._execution.mesh.shards import LANES, ShardedLeaf
 from optax_muonplus._execution.platforms import Platform, on_its_platform, platform_of

@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_muonplus._chain.program import Program
 from optax_muonplus._core.precision import narrower_dtype
+from optax_muonplus._execution.lower import Program, for_platform
 from optax_muonplus._execution.mesh.shards import LANES, ShardedLeaf
-from optax_muonplus._execution.polar.fast import for_platform
 from optax_muonplus._leaves.placement import usable_axes
 
 # FLOPs that take as long as the move of one byte: an H100 does about 0.25e15 FLOPs of float32

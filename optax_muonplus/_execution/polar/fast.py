@@ -13,7 +13,6 @@ precision:
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,6 @@ from optax_muonplus._execution.platforms import Platform, platform_of
 from optax_muonplus._execution.polar import products
 from optax_muonplus._execution.polar.iteration import Iteration, iterate, operations, range_factor
 from optax_muonplus._execution.polar.products import Precision, Products
-
-Function = TypeVar("Function")  # or a program of functions
 
 DEFAULT = Orthogonalize()
 EXACT = jax.lax.Precision.HIGHEST
@@ -162,20 +159,6 @@ def choose_algorithm(
     return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
 
 
-def for_platform(function: Function, platform: Platform | None = None) -> Function:
-    """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
-
-    ``platform`` is where it runs; None is that of JAX's default backend.
-    """
-
-    def fast(x: Any) -> Any:
-        if isinstance(x, FastPolar):
-            return x.replace(platform=platform)
-        return FastPolar(x, platform) if isinstance(x, Orthogonalize) and x.is_iteration else x
-
-    return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
-
-
 def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
     r"""Returns the polar factors of ``x``, exact or approximate, as optimizers compute them.
 
@@ -206,4 +189,4 @@ def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
-    return for_platform(options)(x)
+    return FastPolar(options)(x) if options.is_iteration else options(x)

@@ -1,0 +1,149 @@
+"""What runs in place of a chain's functions: the one place that rewrites them for speed or range.
+
+``run_plain`` runs the functions as they were given, and gives the same numbers. In this order:
+
+1. a normalization behind a polar factor becomes a :class:`NormalizeBounded`, which saves passes;
+2. a factor of all results, such as a learning rate, becomes the last function;
+3. each function gets the form for matrices that are stored as (in, out);
+4. on a platform, Newton-Schulz becomes a :class:`FastPolar`;
+5. in a stack on a GPU, that is told the largest entries of its matrices.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+
+from optax_muonplus._chain.program import ScaleByDualNorm, is_polar_factor
+from optax_muonplus._core.function import (
+    Elementwise,
+    MatrixFunction,
+    ViaTranspose,
+    matrix_function,
+)
+from optax_muonplus._core.normalize import SUMMED_AXIS, Normalize, normalized_sides
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._core.precision import as_real, root, sum_of_squares, upcast_for_sum
+from optax_muonplus._execution.platforms import Platform
+from optax_muonplus._execution.polar.fast import FastPolar
+
+Function = TypeVar("Function")  # or a program of functions
+
+
+@matrix_function
+class Program:
+    """Functions on matrices as they run, the first one first."""
+
+    functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
+    transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
+
+    def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
+        return self.transposed if transposed else self.functions
+
+    def __call__(self, x: jax.Array, transposed: bool) -> jax.Array:
+        for function in self.stored(transposed):
+            x = function(x)
+        return x
+
+    @property
+    def input_dtype(self) -> DTypeLike | None:
+        return self.functions[0].input_dtype
+
+    @property
+    def takes_largest(self) -> bool:
+        first = self.functions[0]
+        return isinstance(first, FastPolar) and first.takes_largest
+
+    def with_largest(self, largest: jax.Array) -> "Program":
+        """Tells the polar factor, the first function, the largest entries, ``(batch, 1, 1)``."""
+        polar_factor = self.functions[0].replace(largest=largest)
+        functions, transposed = (
+            (polar_factor, *others[1:]) for others in (self.functions, self.transposed)
+        )
+        return dataclasses.replace(self, functions=functions, transposed=transposed)
+
+    def flops(self, shape: tuple[int, int]) -> int:
+        return sum(function.flops(shape) for function in self.functions)
+
+
+def lower(functions: Sequence[MatrixFunction], factor: jax.Array | None = None) -> Program:
+    """Returns the program of functions, and of a number that multiplies all results."""
+    fast = _bound(functions) + (() if factor is None else (Times(factor),))
+    return Program(fast, tuple(function.transposed() for function in fast))
+
+
+def for_platform(function: Function, platform: Platform | None = None) -> Function:
+    """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
+
+    ``platform`` is where it runs; None is that of JAX's default backend.
+    """
+
+    def fast(x: Any) -> Any:
+        if isinstance(x, FastPolar):
+            return x.replace(platform=platform)
+        return FastPolar(x, platform) if isinstance(x, Orthogonalize) and x.is_iteration else x
+
+    return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
+
+
+def _bound(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ...]:
+    """Replaces normalizations of polar factors, also within a dual norm."""
+    made: list[MatrixFunction] = []
+    for i, x in enumerate(functions):
+        if isinstance(x, ScaleByDualNorm):
+            x = x.replace(functions=_bound(x.functions))
+        elif isinstance(x, Normalize) and i and is_polar_factor(functions[i - 1]):
+            x = NormalizeBounded(x)
+        made.append(x)
+    return tuple(made)
+
+
+@matrix_function
+class Times(Elementwise):
+    """Multiplies each matrix by a number."""
+
+    factor: ArrayLike
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return as_real(self.factor, jnp.finfo(x.dtype).dtype) * x
+
+
+@matrix_function
+class NormalizeBounded(MatrixFunction):
+    """A normalization of matrices whose entries are of the order of 1 at most.
+
+    They need not be read once more to keep their squares in range. To match the Frobenius norm no
+    pass is needed either. Its square before is the sum of the first squared norms, which are
+    needed anyway. Its square afterwards is a sum over the last ones: S / (S + eps) for each.
+    """
+
+    normalize: Normalize
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y, first = upcast_for_sum(x), None
+        eps = as_real(self.normalize.norm_eps, jnp.finfo(y.dtype).dtype)
+        sides = normalized_sides(self.normalize.norm, *x.shape[-2:])
+        for i, side in enumerate(sides, 1):
+            squares = sum_of_squares(y, (SUMMED_AXIS[side],))
+            first = squares if first is None else first
+            factor = _reciprocal_root(squares + eps)
+            if i == len(sides) and self.normalize.match_frobenius:
+                # The power of two keeps XLA from making one sum over the matrix of two, which would
+                # read it once more.
+                before = 2**10 * jnp.sum(first / 2**10, (-2, -1), keepdims=True)
+                after = jnp.sum(squares * factor * factor, (-2, -1), keepdims=True)
+                factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))
+            y = y * factor
+        return y.astype(x.dtype)
+
+    def transposed(self) -> MatrixFunction:
+        other = self.normalize.transposed()
+        return NormalizeBounded(other) if isinstance(other, Normalize) else ViaTranspose(self)
+
+
+def _reciprocal_root(squares: jax.Array) -> jax.Array:
+    """Returns ``1 / sqrt(squares)``, and 0 for 0."""
+    return jnp.where(squares > 0, jax.lax.rsqrt(jnp.where(squares > 0, squares, 1)), 0)
