@@ -6,6 +6,7 @@ Links and ``matrix_chain`` are at the top: ``optax_muonplus.momentum``.
 from optax_muonplus._chain.chain import MatrixTransformation as MatrixTransformation
 from optax_muonplus._chain.chain import Part as Part
 from optax_muonplus._chain.fused import FusedLink as FusedLink
+from optax_muonplus._chain.link import Link as Link
 from optax_muonplus._chain.momentum import Momentum as Momentum
 from optax_muonplus._chain.momentum import MomentumState as MomentumState
 from optax_muonplus._chain.plain import Run as Run

@@ -22,7 +22,7 @@ TOOLS = """
     matrices: DECAY Elementwise Kind MatrixFunction NOT_NEGATIVE POSITIVE as_real check_flag
     check_floating check_number check_word divide_by_pow2 known_count matrix_function root
     scale_by_pow2 static sum_of_squares upcast_for_sum
-    transforms: FusedLink MatrixTransformation Part Run check_rate flatten_tree
+    transforms: FusedLink Link MatrixTransformation Part Run check_rate flatten_tree
     nadamw
 """
 CONTRIBUTED = """

@@ -20,6 +20,7 @@ from optax_muonplus._chain.checks import (
     mask_params_like,
 )
 from optax_muonplus._chain.fused import FusedLink
+from optax_muonplus._chain.link import AnyLink, Link, makes_whole_steps
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm
@@ -27,28 +28,13 @@ from optax_muonplus._core.function import MatrixFunction
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 
-
-class Link(Protocol):
-    """A link with a state of its own. It receives a record for each leaf, all matrices.
-
-    Updates are those of the link before, not rounded to the dtype of the gradients; parameters may
-    be None in ``update``.
-    """
-
-    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any: ...
-
-    def update(
-        self, updates: optax.Updates, state: Any, params: Any, leaves: Sequence[LeafInfo]
-    ) -> tuple[optax.Updates, Any]: ...
-
-
 # A part of a chain. A callable is a function of one matrix (out, in).
 Part = (
     Momentum
     | MatrixFunction
     | DualNorm
     | Callable[[jax.Array], jax.Array]
-    | Link
+    | AnyLink
     | optax.GradientTransformation
 )
 
@@ -129,7 +115,7 @@ class Chain:
             else:
                 updates, now = link.update(updates, old, params, leaves)
             if i == self.n_matrix_links:  # a link with the rate inside has made the whole step
-                like = params if hasattr(link, "learning_rate") else None
+                like = params if makes_whole_steps(link) else None
                 updates = _like(gradients, updates, like)
                 updates = updates if i == len(self.links) else promote(updates, params)
             new.append(now)
@@ -164,10 +150,8 @@ def _join_parts(parts: Sequence[Any], run: Run) -> list[Any]:
             links[-1].append(part)
         elif is_function or isinstance(part, Momentum):
             links.append([part])
-        elif dataclasses.is_dataclass(part) and hasattr(part, "run"):
-            links.append(dataclasses.replace(part, run=run))
         else:
-            links.append(part)
+            links.append(part.with_run(run) if isinstance(part, Link) else part)
     return [_link_of(x, run) if isinstance(x, list) else x for x in links]
 
 

@@ -9,6 +9,7 @@ import optax
 
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus._chain.link import AnyLink, Link, makes_whole_steps
 from optax_muonplus._chain.momentum import Momentum, MomentumTransformation
 from optax_muonplus._chain.plain import Run
 from optax_muonplus._chain.program import DualNorm
@@ -90,7 +91,7 @@ def parts_of(link: Any) -> tuple[Any, ...]:
     if isinstance(link, MatrixFunction | DualNorm):
         return (link,)
     if not isinstance(link, type):
-        if hasattr(link, "init") and hasattr(link, "update"):
+        if isinstance(link, AnyLink):
             return (link,)
         returned = getattr(link, "__annotations__", {}).get("return")
         if callable(link) and "Transformation" not in str(returned):  # as of omp.momentum itself
@@ -111,7 +112,7 @@ def check_order(parts: Sequence[Any]) -> None:
     ours = [x for x in parts if not isinstance(x, optax.GradientTransformation)]
     for before, part in itertools.pairwise(ours):
         wrong = ""
-        if hasattr(before, "learning_rate"):
+        if makes_whole_steps(before):
             wrong = "a link of a whole step downhill. A rule with a rate of its own stands last"
         elif _has_momentum(part) and _has_momentum(ours[0]):
             wrong = "a second momentum. optax.trace may stand beside one"
@@ -119,10 +120,11 @@ def check_order(parts: Sequence[Any]) -> None:
             wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
         elif isinstance(part, Orthogonalize):
             scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
-            scaled = scaled or hasattr(before, "polar_factor")
+            scaled = scaled or (isinstance(before, Link) and before.polar_factor is not None)
             wrong = scaled and "a polar factor, which undoes it. It stands before them"
         elif isinstance(part, ScaleByShape) and part.consistent_rms is None:
-            twice = {"none"}.isdisjoint(getattr(x, "shape_scale", "none") for x in (before, part))
+            known = isinstance(before, Link | ScaleByShape) and before.shape_scale != "none"
+            twice = known and part.shape_scale != "none"
             wrong = twice and 'a second factor by shape. Give one of them shape_scale="none"'
         if wrong:
             names = type(before).__name__, type(part).__name__
@@ -130,4 +132,4 @@ def check_order(parts: Sequence[Any]) -> None:
 
 
 def _has_momentum(part: Any) -> bool:
-    return isinstance(part, Momentum) or isinstance(getattr(part, "momentum", None), Momentum)
+    return isinstance(part, Momentum) or (isinstance(part, Link) and part.momentum is not None)

@@ -8,6 +8,7 @@ import optax
 
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
+from optax_muonplus._chain.link import makes_whole_steps
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
@@ -76,7 +77,7 @@ def optimizer(
     check_rate(0.0 if learning_rate is None else learning_rate, weight_decay)
     is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
     parts = parts_of(rule)
-    if hasattr(parts[-1], "learning_rate") and learning_rate is not None:
+    if makes_whole_steps(parts[-1]) and learning_rate is not None:
         raise ValueError(
             f"The rule ends with {type(parts[-1]).__name__}, which has a learning rate and makes"
             " whole steps downhill. Pass learning_rate=None, and others= for other parameters."
@@ -84,13 +85,13 @@ def optimizer(
     if learning_rate is None and (not is_zero or all(map(_is_uphill, parts))):
         user = "The rule" if is_zero else "weight_decay"
         raise ValueError(f"{user} is multiplied by the learning rate, which is None: pass one.")
-    if others is not None and not hasattr(others, "init"):
+    if others is not None and not isinstance(others, optax.GradientTransformation):
         raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     if others is None:
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
-    if learning_rate is not None or hasattr(parts[-1], "learning_rate"):
+    if learning_rate is not None or makes_whole_steps(parts[-1]):
         rule = _with_tried_parts(rule, parts, weight_decay)
     matrices = matrix_chain(
         rule,

@@ -17,7 +17,7 @@ import optax_muonplus as omp
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import divided, matrix_axes, matrix_norm, norm_over
 from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum, Part
+from optax_muonplus.transforms import LeafInfo, Link, MatrixLayout, Momentum, Part
 
 
 def scale_by_muon(
@@ -28,7 +28,7 @@ def scale_by_muon(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Hyperball:
+class Hyperball(Link):
     r"""The last link of a chain: a step on the sphere of matrices of one norm.
 
     For each matrix W, the update U of the links before, and :math:`R = \|W\|_F`:
@@ -49,6 +49,7 @@ class Hyperball:
     """
 
     learning_rate: optax.ScalarOrSchedule
+    makes_whole_steps = True
 
     def __post_init__(self) -> None:
         """Raises ValueError unless the rate is a number, not negative, or a schedule."""

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from optax_muonplus import matrices, transforms
 from optax_muonplus.contrib._sizes import RMS, divided
 from optax_muonplus.matrices import NOT_NEGATIVE
-from optax_muonplus.transforms import LeafInfo, MatrixLayout, Momentum
+from optax_muonplus.transforms import LeafInfo, Link, MatrixLayout, Momentum
 
 
 class ManoState(NamedTuple):
@@ -34,7 +34,7 @@ class ManoState(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Mano:
+class Mano(Link):
     r"""Momentum, made tangent to unit columns or rows of the parameters.
 
     For each matrix W of shape (m, n) = (out, in), by columns (one for each input feature) at the

@@ -1,5 +1,6 @@
 """Rules that divide the polar factor of a momentum by a running size of its rows or entries."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ import jax
 import optax
 
 from optax_muonplus import transforms
-from optax_muonplus.transforms import LeafInfo, MatrixLayout
+from optax_muonplus.transforms import LeafInfo, Link, MatrixLayout, Run
 
 
 class RescaledState(NamedTuple):
@@ -22,7 +23,7 @@ class RescaledState(NamedTuple):
     nu: optax.Updates
 
 
-class Rescaled:
+class Rescaled(Link):
     """A momentum, its polar factor O, and ``rescaled(layout, O, nu)`` with a running mean nu.
 
     Matrices are moved on a mesh for their polar factors as under Muon+; sums that follow are left
@@ -33,6 +34,9 @@ class Rescaled:
     """
 
     state = RescaledState
+
+    def with_run(self, run: Run) -> "Rescaled":
+        return dataclasses.replace(self, run=run)  # ty: ignore[invalid-argument-type]
 
     @property
     def polar_step(self) -> transforms.FusedLink:

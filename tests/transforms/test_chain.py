@@ -1,5 +1,7 @@
 """Chains of links: what all of them get, what is refused, states, and what becomes of functions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -264,3 +266,24 @@ def test_matrices_pass_through_injected_hyperparameters(make, as_field):
     np.testing.assert_allclose(injected, update(make(**options)), rtol=1e-5)
     del options["rules" if as_field else "where"]
     assert np.abs(injected - update(make(**options))).max() > 1e-3
+
+
+def test_fields_of_a_users_link_are_theirs():
+    """A link says what it may have by its class, and not by the names of its fields."""
+
+    @dataclasses.dataclass
+    class Tripled:
+        run: int = 3
+        learning_rate: float = 0.5
+        momentum: float = 0.9
+
+        def init(self, params, leaves):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params, leaves):
+            return jax.tree.map(lambda x: self.run * x, updates), state
+
+    grads = {"kernel": tree(0)["dense"]["kernel"]}
+    tx = omp.optimizer(omp.matrix_chain(omp.momentum(0.0, nesterov=False), Tripled()), 0.1)
+    found, _ = tx.update(grads, tx.init(grads), grads)
+    np.testing.assert_allclose(found["kernel"], -0.3 * grads["kernel"], rtol=1e-6)

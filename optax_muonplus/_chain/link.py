@@ -1,0 +1,60 @@
+"""What a link of a chain is, and what it may declare."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import optax
+
+from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.plain import Run
+from optax_muonplus._core.orthogonalize import Orthogonalize
+from optax_muonplus._leaves.record import LeafInfo
+
+
+@runtime_checkable
+class AnyLink(Protocol):
+    """An object with a state of its own. It receives a record for each leaf, all matrices.
+
+    Updates are those of the link before, not rounded to the dtype of the gradients; parameters may
+    be None in ``update``.
+    """
+
+    def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any: ...
+
+    def update(
+        self, updates: optax.Updates, state: Any, params: Any, leaves: Sequence[LeafInfo]
+    ) -> tuple[optax.Updates, Any]: ...
+
+
+class Link:
+    """A base class of links that declare more than ``init`` and ``update``.
+
+    Attributes:
+      momentum: the momentum that it has; a chain has one.
+      polar_factor: the polar factor that it takes; no other follows.
+      shape_scale: its factor by shape; one is enough.
+      makes_whole_steps: whether updates are whole steps downhill; then it is the last link.
+    """
+
+    makes_whole_steps: ClassVar[bool] = False
+
+    @property
+    def momentum(self) -> Momentum | None:
+        return None
+
+    @property
+    def polar_factor(self) -> Orthogonalize | None:
+        return None
+
+    @property
+    def shape_scale(self) -> str:
+        return "none"
+
+    def with_run(self, run: Run) -> Self:
+        """Returns the link whose functions on matrices, if it has some, ``run`` applies."""
+        del run
+        return self
+
+
+def makes_whole_steps(link: Any) -> bool:
+    return isinstance(link, Link) and link.makes_whole_steps
