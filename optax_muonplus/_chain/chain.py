@@ -215,7 +215,8 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
 
     def __new__(cls, init: Any, update: Any, *made_of: Any) -> Self:
         self = super().__new__(cls, init, update)
-        self.parts, self.chain, self.where, self.run = made_of
+        if made_of:  # JAX makes a named tuple anew of its two fields alone
+            self.parts, self.chain, self.where, self.run = made_of
         return self
 
     @property

@@ -4,6 +4,7 @@ A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^
 x^(2q+1)``. A table has one row for each step.
 """
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,13 +21,46 @@ DEFAULT_STEPS = 5  # the paper's
 MAX_STEPS = 100
 
 
+class Restarts(NamedTuple):
+    """Steps, counted from 0, that compute the Gram matrix again, by the precision of products."""
+
+    float32: tuple[int, ...]
+    float16: tuple[int, ...]  # operands and results
+    bfloat16: tuple[int, ...]  # every step, unless others were found to be as exact as that
+
+
+_Column = Sequence[tuple[int, ...]]  # of one step, of two, and so on
+
+
 class Table(NamedTuple):
-    """A published list of coefficients."""
+    """A published list of coefficients, and where the Gram form of its iteration restarts.
+
+    The Gram form multiplies polynomials of ``R = X X^H`` and applies their product Q to X at the
+    end. Rounding makes the smallest eigenvalues of R slightly negative. The iteration assumes that
+    eigenvalues are squares of singular values: for a negative one Q becomes larger than for any
+    singular value, and the error of the result grows with the condition number of Q. A *restart*
+    multiplies Q out and computes R again from X. The plain iteration restarts at every step. How
+    many restarts are enough depends on the coefficients and on the precision of products.
+
+    Restarts in float32 and float16 were found by simulating the rounding of products. Those in
+    bfloat16, by the number of steps, were found by trying: with them the result was as near to the
+    float64 polynomial as that of the plain iteration, for singular values of five kinds.
+    """
 
     rows: tuple[Row, ...]  # one for each step
     repeats_last: bool  # for steps beyond the list, where the composition then converges
     safety_factor: float  # multiplies the norm that divides the input
     source: str
+    float32: _Column = ()
+    float16: _Column = ()
+    bfloat16: Mapping[int, tuple[int, ...]] = types.MappingProxyType({})
+
+    def restarts(self, steps: int | jax.Array) -> Restarts | None:
+        """Returns the restarts of a run; None if they are not listed, and for traced steps."""
+        if not isinstance(steps, int) or steps > len(self.float32):
+            return None
+        bfloat16 = self.bfloat16.get(steps, tuple(range(1, steps)))
+        return Restarts(self.float32[steps - 1], self.float16[steps - 1], bfloat16)
 
 
 class Coefficients(NamedTuple):
@@ -39,6 +73,7 @@ class Coefficients(NamedTuple):
     rows: tuple[Row, ...]
     steps: int | jax.Array
     safety_factor: float
+    restarts: Restarts | None = None  # of the Gram form, where they are known
 
 
 def for_steps(
@@ -93,7 +128,7 @@ def for_steps(
     rows = (table.rows + table.rows[-1:] * max(0, steps - listed))[:steps]
     if not is_name:
         _check_bounds(rows)
-    return Coefficients(rows, steps, table.safety_factor)
+    return Coefficients(rows, steps, table.safety_factor, table.restarts(steps))
 
 
 def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Table:
@@ -192,20 +227,52 @@ _CUBIC = (
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
-        ((3.4445, -4.7750, 2.0315),), True, 1.0, "Jordan, kellerjordan.github.io/posts/muon (2024)"
+        ((3.4445, -4.7750, 2.0315),),
+        True,
+        1.0,
+        "Jordan, kellerjordan.github.io/posts/muon (2024)",
+        (*[()] * 5, (3,), (4,), (4,)),
+        (*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
+        {5: (1, 3), 6: (1, 2, 4)},
     ),
-    "you": Table(_YOU, False, 1.0, "Jiacheng You, in arXiv:2602.21545, appendix; first rows used"),
-    "dion": Table(_DION, False, 1.0, "Jiacheng You, x.com/YouJiacheng/status/1905861218138804534"),
+    "you": Table(
+        _YOU,
+        False,
+        1.0,
+        "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
+        [()] * 6,
+        (*[()] * 3, (2,), (2,), (2,)),
+        {5: (1, 3)},
+    ),
+    "dion": Table(
+        _DION,
+        False,
+        1.0,
+        "Jiacheng You, x.com/YouJiacheng/status/1905861218138804534",
+        [()] * 5,
+        (*[()] * 3, (2,), (2,)),
+        {5: (1, 2, 4)},
+    ),
     "polar_express": Table(
         (*scale_rows(_POLAR_EXPRESS[:-1], 1.01), _POLAR_EXPRESS[-1]),
         True,
         1.01,
         "Amsel et al., arXiv:2505.16932, appendix A",
+        (*[()] * 6, (2,), (2,)),
+        ((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
     ),
     # The first polynomial maps 1 to 0.024, and values slightly above 1 to negative numbers. The
     # safety factor keeps matrices of one singular value away from there: bfloat16 would turn
     # their sign.
-    "cubic": Table(_CUBIC, True, 1.01, "Huang, arXiv:2606.00371: 5 steps"),
+    "cubic": Table(
+        _CUBIC,
+        True,
+        1.01,
+        "Huang, arXiv:2606.00371: 5 steps",
+        [()] * 8,
+        (*[()] * 4, (1,), (1,), (2,), (2,)),
+        {4: (2, 3), 5: (2, 3), 6: (2, 3, 5), 7: (2, 3, 5), 8: (2, 3, 5)},
+    ),
 }
 # optax.contrib.muon calls the same row "standard".
 TABLES["standard"] = TABLES["jordan"]

@@ -12,7 +12,6 @@ from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from .coefficients import Coefficients, CoefficientsLike, for_steps
 from .function import Matrices, MatrixFunction, map_matrices, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
-from .restarts import Restarts, restarts_for
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
@@ -44,9 +43,9 @@ class Orthogonalize(MatrixFunction):
         5, and stays None where ``optax.inject_hyperparams`` makes arrays of numbers.
       eps: added to the norm that divides. With the default the result does not depend on the scale
         of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
-      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, where that is
-        as exact; ``"newton_schulz"`` for rows of your own), ``"svd"`` (see :func:`svd`), or a
-        function of your own of one matrix, ``(out, in) -> (out, in)``.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, for tables;
+        in bfloat16 it restarts at every step where fewer are less exact), ``"svd"`` (see
+        :func:`svd`), or a function of your own of one matrix, ``(out, in) -> (out, in)``.
         ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
         products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
@@ -89,8 +88,14 @@ class Orthogonalize(MatrixFunction):
             otherwise += " optax.inject_hyperparams needs static_args=('polar',)"
             check_word("polar", self.polar, get_args(Polar), otherwise)
         if self.is_iteration:
-            steps = for_steps(self.ns_coeffs, self.ns_steps).steps
-            object.__setattr__(self, "ns_steps", steps)  # an int, unless it is traced
+            chosen = for_steps(self.ns_coeffs, self.ns_steps)
+            if self.polar == "gram" and chosen.restarts is None:
+                raise ValueError(
+                    f'polar="gram" needs restarts, which are not known for {chosen.steps} steps of'
+                    f' ns_coeffs={self.ns_coeffs!r}. Pass polar="auto", or the name of a table and'
+                    " ns_steps as a Python int (static_args under optax.inject_hyperparams)."
+                )
+            object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
@@ -150,10 +155,6 @@ class Orthogonalize(MatrixFunction):
     def coefficients(self) -> Coefficients:
         is_static = isinstance(self.ns_steps, int)
         return (_cached_coefficients if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
-
-    @property
-    def restarts(self) -> Restarts | None:
-        return restarts_for(self.ns_coeffs, self.ns_steps)
 
 
 _cached_coefficients: Callable[..., Coefficients] = functools.lru_cache(for_steps)

@@ -5,7 +5,6 @@ import functools
 import pytest
 
 from optax_muonplus import coefficients
-from optax_muonplus._core.restarts import restarts_for
 from tests.support import restarts
 
 
@@ -14,12 +13,13 @@ def test_listed_restarts_follow_the_rule(name):
     table = coefficients.TABLES[name]
     longest = 8 if table.repeats_last else len(table.rows)
     for steps in range(1, longest + 1):
-        listed = restarts_for(name, steps)
+        listed = table.restarts(steps)
+        assert listed, f"{name} lists restarts of {steps} steps: fewest_restarts finds them"
         rows = (table.rows + table.rows[-1:] * steps)[:steps]
         for products in restarts.ROUNDINGS:
             rule = restarts.fewest_restarts(rows, products)
             assert getattr(listed, products) == rule, (name, steps, products)
-    assert restarts_for(name, longest + 1) is None
+    assert table.restarts(longest + 1) is None
 
 
 @pytest.mark.parametrize(

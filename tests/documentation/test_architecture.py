@@ -17,9 +17,9 @@ from tests.support.documents import ROOT, imported
 PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
 # A room imports rooms of the lines above its own only.
 FLOORS = """
-_core
-_chain
-_params _execution coefficients
+_core _leaves
+_chain _params
+_execution coefficients
 _links heads rules
 zero1 int8 bfloat16 matrices polar
 transforms

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
-from optax_muonplus._core.restarts import restarts_for
 from optax_muonplus._execution.polar.iteration import iterate
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import polar, reference
@@ -77,7 +76,7 @@ def test_float16_gram_is_nearer_to_the_polynomial_than_plain_bfloat16(table, ste
 
 @pytest.mark.parametrize("table, steps", BFLOAT16_GRAM_RUNS)
 def test_bfloat16_gram_is_as_near_to_the_polynomial_as_plain_bfloat16(table, steps):
-    assert restarts_for(table, steps).bfloat16 != tuple(range(1, steps))
+    assert omp.coefficients.TABLES[table].restarts(steps).bfloat16 != tuple(range(1, steps))
     # Wide and tall: factors of products must stand in the right order on both sides.
     sides = [((64, 192), False), ((48, 256), True)]
     for shape, tall in sides[: 1 + ((table, steps) in TALL_RUNS)]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from optax_muonplus import coefficients, polar
-from optax_muonplus._core.restarts import restarts_for
 from optax_muonplus._execution.polar import iteration as running
 
 
@@ -38,7 +37,7 @@ def test_traced_programs_do_the_products_of_the_formula(shape, table, steps):
     resolved = coefficients.for_steps(table, steps)
     n, m = sorted(shape)
     plain = tuple(range(1, steps))
-    for restarts in {plain, *restarts_for(table, steps)}:
+    for restarts in {plain, *coefficients.TABLES[table].restarts(steps)}:
         segments = len(restarts) + 1
         squares = steps * (len(resolved.rows[0]) - 2)  # a cubic has none
         formula = 4 * segments * n * n * m + 2 * n**3 * (squares + 3 * (steps - segments))

@@ -21,7 +21,6 @@ from jax.typing import DTypeLike
 from optax_muonplus._core.function import Matrices, MatrixFunction, matrix_function, static
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import product_dtype
-from optax_muonplus._core.restarts import every_step
 from optax_muonplus._execution.platforms import Platform, platform_of
 from optax_muonplus._execution.polar import products
 from optax_muonplus._execution.polar.iteration import Iteration, iterate, operations, range_factor
@@ -81,7 +80,7 @@ class FastPolar(MatrixFunction):
     def iteration(self, platform: Platform, shape: Sequence[int], dtype: DTypeLike) -> Iteration:
         """Resolves all choices for matrices of that shape and dtype on that platform."""
         options = self.options
-        rows, _, safety_factor = options.coefficients
+        rows, _, safety_factor, _ = options.coefficients
         sums = product_dtype(dtype, options.compute_dtype)
         operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
         restarts, precision, upcast_operands = choose_algorithm(
@@ -93,7 +92,7 @@ class FastPolar(MatrixFunction):
         left = height < width or (height == width and options.preconditioning != "aol")
         # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
         # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
-        exact_squares = operand == jnp.bfloat16 and restarts != every_step(len(rows))
+        exact_squares = operand == jnp.bfloat16 and restarts != tuple(range(1, len(rows)))
         exact_norm = options.exact_norm and operand != sums
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
@@ -133,7 +132,7 @@ def choose_algorithm(
     operands are cast to the dtype of ``sums``.
     """
     rows, polar = options.coefficients.rows, options.polar
-    plain = every_step(len(rows))
+    plain = tuple(range(1, len(rows)))  # it restarts at every step
 
     def cheaper(gram: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the restarts of the cheaper form, if ``polar`` leaves a choice."""
@@ -142,8 +141,8 @@ def choose_algorithm(
         fewer = operations(shape, rows, gram) < operations(shape, rows, plain)
         return gram if polar == "gram" or fewer else plain
 
-    # Where no restarts are known, the plain iteration is taken.
-    float32, float16, bfloat16 = options.restarts or [plain] * 3
+    # Where no restarts are known, "auto" is the plain iteration.
+    float32, float16, bfloat16 = options.coefficients.restarts or [plain] * 3
     on_cpu = platform == "cpu"
     if jnp.finfo(operand).nmant < jnp.finfo(jnp.float32).nmant:
         # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
