@@ -20,10 +20,9 @@ from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
-from optax_muonplus._links.decay import check_rate
+from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
 from optax_muonplus._links.matrix_chain import matrix_chain
-from optax_muonplus._links.optimizer import optimizer
-from optax_muonplus._links.partition import nadamw
+from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.sharding import ShardingTree
@@ -205,27 +204,22 @@ def muonplus(
         from optax_muonplus import zero1  # its first use imports it
 
         placed = zero1.state_layout(sharding, state_sharding)
-    rule = matrix_chain(
-        Momentum(beta, nesterov, bias_correction, mu_dtype),
-        Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
-        Normalize(norm, norm_eps, match_frobenius),
-        *([DualNorm()] if adaptive else []),
-        ScaleByShape(shape_scale, consistent_rms),
-    )
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
     if others is None:
         others = nadamw(learning_rate if adam_learning_rate is None else adam_learning_rate, *adam)
     elif not any(all(map(_is_default, (*adam, adam_learning_rate), x)) for x in _ADAM):
         raise ValueError("Arguments of AdamW would change nothing beside others=. Give them there.")
-    made = optimizer(
-        rule,
-        learning_rate,
-        weight_decay,
-        weight_decay_mask,
-        cautious_weight_decay=cautious_weight_decay,
-        others=others,
+    matrices = matrix_chain(
+        Momentum(beta, nesterov, bias_correction, mu_dtype),
+        Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
+        Normalize(norm, norm_eps, match_frobenius),
+        *([DualNorm()] if adaptive else []),
+        ScaleByShape(shape_scale, consistent_rms),
+        decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
+        scale_by_rate(learning_rate),
         where=Matrices(rules, layer_axes, muon_weight_dimension_numbers or None, placed),
     )
+    made = partition(matrices, others)
     return made if state_sharding is None else zero1.shard_state(made, sharding, state_sharding)
 
 

@@ -62,7 +62,14 @@ class MomentumTransformation(optax.GradientTransformation):
     momentum: "Momentum"  # the part of a chain that it is
 
     def __new__(cls, momentum: "Momentum") -> Self:
-        self = super().__new__(cls, momentum.init, momentum.update)
+        check_state = StateCheck()
+
+        def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            check_gradients(updates, params)
+            check_state(state, momentum.init, updates)
+            return momentum.update(updates, state)
+
+        self = super().__new__(cls, momentum.init, update)
         self.momentum = momentum
         return self
 
@@ -89,7 +96,6 @@ class Momentum:
     nesterov: bool = True
     bias_correction: bool = False
     mu_dtype: DTypeLike | None = None
-    _check_state: StateCheck = dataclasses.field(default_factory=StateCheck, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_number("beta", self.beta, DECAY)
@@ -118,8 +124,7 @@ class Momentum:
     def update(
         self, updates: optax.Updates, state: Any, params: optax.Params | None = None
     ) -> tuple[optax.Updates, Any]:
-        check_gradients(updates, params)
-        self._check_state(state, self.init, updates)
+        del params
         state, directions = self.advance(updates, state)
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 

@@ -8,7 +8,7 @@ import optax
 
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
-from optax_muonplus._chain.link import AnyLink, makes_whole_steps
+from optax_muonplus._chain.link import makes_whole_steps
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
@@ -85,8 +85,6 @@ def optimizer(
     if learning_rate is None and (not is_zero or all(map(_is_uphill, parts))):
         user = "The rule" if is_zero else "weight_decay"
         raise ValueError(f"{user} is multiplied by the learning rate, which is None: pass one.")
-    if others is not None and not isinstance(others, AnyLink):
-        raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     if others is None:
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")

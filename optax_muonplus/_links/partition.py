@@ -10,6 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, promote
+from optax_muonplus._chain.link import AnyLink
 from optax_muonplus._core.arguments import DECAY, NOT_NEGATIVE, check_flag, check_number
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._leaves.record import ADAM, MUON, ResolvedTree
@@ -24,6 +25,8 @@ def partition(
     Here a tree is read once for both, gradients are checked, and the first state is sharded like
     the parameters.
     """
+    if not isinstance(others, AnyLink):
+        raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     others = wide_arithmetic(others)
 
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
