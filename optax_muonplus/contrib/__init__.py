@@ -1,7 +1,6 @@
-"""Optimizers that Muon+ is compared with, a recorder and QK-clip, on public names only.
+"""Optimizers that Muon+ is compared with, QK-clip and a recorder, on public names only.
 
-A rule for the matrices is a value with the rule's options, and ``omp.optimizer`` makes an optimizer
-of it: ``omp.optimizer(omp.contrib.NorMuon(beta2=0.9), 0.02)``.
+A rule becomes an optimizer by ``omp.optimizer(omp.contrib.NorMuon(beta2=0.9), 0.02)``.
 """
 
 from optax_muonplus.contrib._adamh import adamh as adamh

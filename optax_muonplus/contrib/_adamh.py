@@ -1,7 +1,7 @@
-r"""AdamH: Adam with the norms of parameters and of their updates held fixed, for heads.
+r"""AdamH: Adam for heads, with fixed norms of parameters and updates.
 
-Source: marin-community/marin @0084342, ``adamh.py``, and @05422e2, ``muonh.py``, where the head of
-a MuonH has it; Wen et al., arXiv:2606.16899.
+Source: marin-community/marin @0084342, ``adamh.py``, and @05422e2, ``muonh.py``, which has it for
+the head; Wen et al., arXiv:2606.16899.
 """
 
 from typing import Any
@@ -24,28 +24,27 @@ def adamh(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
 ) -> optax.GradientTransformation:
-    r"""Adam's direction U, and a step on the sphere of parameters of one norm.
+    r"""Adam's direction U, and a step on the sphere of parameters with one norm.
 
     .. math::
       V = W - \eta R\, U / \|U\|_F, \qquad W \leftarrow R\, V / \|V\|_F, \qquad R = \|W\|_F
 
-    as :class:`Hyperball` has it for matrices. It is for heads, in a partition of one's own: marin's
-    MuonH is ``hyperball(0.02, others=optax.partition({"head": adamh(0.02), "rest":
-    optax.adamw(6e-4)}, labels))``. A leaf of three or more axes is a stack along the first one.
-    There is no weight decay. An update needs the parameters. The state is that of
-    ``optax.scale_by_adam``, in the dtypes of the parameters.
+    This is the step of :class:`Hyperball`, for heads: marin's MuonH is ``hyperball(0.02,
+    others=optax.partition({"head": adamh(0.02), "rest": optax.adamw(6e-4)}, labels))``. A leaf of
+    three or more axes is a stack along the first one. There is no weight decay. An update needs the
+    parameters. The state is that of ``optax.scale_by_adam``, in the dtypes of the parameters.
 
     Args:
       learning_rate: number or schedule, in units of R.
       b1: first decay, in [0, 1).
       b2: second decay, in [0, 1).
       eps: epsilon.
-      eps_root: epsilon inside the root. It must be positive where updates are differentiated and
-        gradients may be zero: the root's derivative is infinite there.
+      eps_root: epsilon inside the root. Make it positive to differentiate updates with gradients
+        of zero, where the derivative of the root is infinite.
 
     Raises:
       ValueError: for numbers out of range; at init, for a parameter of zeros, which would stay
-        zero, unless it is traced.
+        zero. A traced parameter is not checked.
     """
     transforms.check_rate(learning_rate)
     matrices.check_number("b1", b1, DECAY)
@@ -56,7 +55,7 @@ def adamh(
 
 
 def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
-    """Returns the step of a given direction that keeps norms."""
+    """Returns the transformation of directions into steps that keep the norm."""
     rate = optax.scale_by_learning_rate(learning_rate)
 
     def init(params: optax.Params) -> optax.OptState:
@@ -79,5 +78,5 @@ def _on_sphere(learning_rate: Any) -> optax.GradientTransformation:
 
 
 def _axes(w: jax.Array) -> tuple[int, ...]:
-    """Returns the axes of a matrix; the first of three or more numbers matrices."""
+    """Returns the axes of a matrix; the first of three or more axes is a batch axis."""
     return tuple(range(1 if w.ndim > 2 else 0, w.ndim))

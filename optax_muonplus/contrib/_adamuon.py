@@ -1,4 +1,4 @@
-r"""AdaMuon: the polar factor of the momentum's signs over a running size of each entry.
+r"""AdaMuon: the polar factor of the momentum's signs, with each entry divided by its running size.
 
 Source: Si et al., arXiv:2507.11005; its code, Chongjie-Si/AdaMuon @369f0b3, ``adamuon.py``.
 """
@@ -19,42 +19,40 @@ from optax_muonplus.transforms import MatrixLayout, Momentum
 
 
 class AdaMuonState(RescaledState):
-    """State of :class:`AdaMuon`: a momentum, and a number for each entry in float32 at least."""
+    """State of :class:`AdaMuon`: a momentum, and a number per entry, at least in float32."""
 
 
 @matrices.matrix_function
 class Sign(Elementwise):
-    """The sign of every entry."""
+    """The sign of every entry; z / |z| for complex ones."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns 1, -1 or 0 for each entry; z / |z| for complex ones."""
         return jnp.sign(x)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AdaMuon(Rescaled):
-    r"""Momentum, the polar factor of its signs, and entries over a running mean of their size.
+    r"""Momentum and the polar factor of its signs, with each entry divided by its running size.
 
     For each matrix of shape (m, n) = (out, in), with the polar factor :math:`O_t` of
-    :math:`\mathrm{sign}(M_t)`, all by entries but for the norm:
+    :math:`\mathrm{sign}(M_t)`, elementwise:
 
     .. math::
       V_t = \beta_2 V_{t-1} + (1 - \beta_2)\, O_t^2, \qquad
       \hat O_t = O_t / (\sqrt{V_t} + \epsilon), \qquad
       \text{update} = 0.2 \sqrt{mn}\; \hat O_t / (\|\hat O_t\|_F + \epsilon)
 
-    so that updates have the root mean square 0.2. The state is two buffers for each matrix, of the
-    momentum's dtype; that of V is float32 at least, as squares underflow in float16. On a mesh each
-    matrix is moved for its polar factor as under Muon+; the norm that follows is left to the
-    compiler.
+    Updates have the root mean square 0.2. The state is two buffers for each matrix, in the dtype of
+    the momentum; V is at least in float32, because squares underflow in float16. On a mesh each
+    matrix moves for its polar factor as in Muon+; the last norm is left to the compiler.
 
     Attributes:
-      beta2: decay of the running mean; None means that of the momentum, as in the code.
-      nu_eps: added to its root, and to the norm that divides.
+      beta2: decay of the running mean; None means the momentum's decay, as in the code.
+      nu_eps: :math:`\epsilon`.
       sign: False for the paper's first version, without the signs.
       momentum: the momentum, without bias correction.
       polar_factor: the polar factor of the signs.
-      run: how functions are applied to matrices, which a chain sets.
+      run: how functions are applied to matrices; set by a chain.
     """
 
     beta2: ArrayLike | None = None
@@ -66,7 +64,6 @@ class AdaMuon(Rescaled):
     state = AdaMuonState
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what is out of range."""
         if self.beta2 is not None:
             matrices.check_number("beta2", self.beta2, DECAY)
         matrices.check_number("nu_eps", self.nu_eps, NOT_NEGATIVE)
@@ -74,18 +71,15 @@ class AdaMuon(Rescaled):
 
     @property
     def polar_step(self) -> transforms.FusedLink:
-        """The momentum, and the polar factor of its signs."""
         functions = [Sign(), self.polar_factor] if self.sign else [self.polar_factor]
         return transforms.FusedLink(self.momentum, functions, rounds=False, run=self.run)
 
     def start(self, layout: MatrixLayout, w: jax.Array, mu: jax.Array) -> jax.Array:
-        """Returns a zero for each entry."""
         return jnp.zeros_like(matrices.upcast_for_sum(jnp.real(mu)))
 
     def rescaled(
         self, layout: MatrixLayout, o: jax.Array, nu: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns a block of the update and of the next running mean."""
         o, v = matrices.upcast_for_sum(o), matrices.upcast_for_sum(nu)
         _, m, n = layout.matrix_shape(o.shape)
         beta2 = self.momentum.beta if self.beta2 is None else self.beta2

@@ -1,4 +1,4 @@
-r"""MuonEq: Muon whose momentum gets rows, or columns, of one norm before its polar factor.
+r"""MuonEq: Muon that equalizes norms of rows or columns before the polar factor.
 
 Source: Chang et al., arXiv:2603.28254; its code, MaeChd/muon-eq @99b6c8b,
 ``llm-opt-baseline-gpu/llm-baselines/src/optim/muoneq.py``.
@@ -23,35 +23,33 @@ _TRANSPOSED: dict[Sides, Sides] = {"row": "col", "col": "row", "both": "both"}
 
 @matrices.matrix_function
 class Balance(MatrixFunction):
-    r"""Divides rows, columns, or both at once, by their norms before.
+    r"""Divides rows, columns, or both at once, by their norms.
 
     .. math::
       r_i = \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
       c_j = \sqrt{\textstyle\sum_i |X_{ij}|^2 + \epsilon}
 
-    ``"row"`` is :math:`X_{ij} / r_i`, ``"col"`` :math:`X_{ij} / c_j`, and ``"both"`` is
-    :math:`X_{ij} / (r_i c_j)`, where :class:`optax_muonplus.matrices.Normalize` would divide by the
-    norms of columns that are left when rows have norm 1. All up to a number for each matrix, which
-    its polar factor does not see.
+    ``"row"`` is :math:`X_{ij} / r_i`, ``"col"`` is :math:`X_{ij} / c_j`, and ``"both"`` is
+    :math:`X_{ij} / (r_i c_j)`. :class:`optax_muonplus.matrices.Normalize` differs from the last: it
+    divides rows first and then computes the norms of columns. Results are up to a factor for each
+    matrix, which has no effect on its polar factor.
 
     Attributes:
       sides: ``"row"``, ``"col"`` or ``"both"``; R, C and RC in the paper.
-      norm_eps: :math:`\epsilon`, in units of a squared norm of the momentum, which is a mean here.
+      norm_eps: :math:`\epsilon`, in units of a squared norm of the momentum, a mean of gradients.
     """
 
     sides: Sides = matrices.static(default="row")
-    # 1e-8 in the code, whose momentum is the sum of gradients: the mean by 0.95 has 1 / 20 of it.
+    # 1e-8 in the code, whose momentum is a sum of gradients: with beta = 0.95, 20 times the mean.
     norm_eps: ArrayLike = 1e-8 * 0.05**2
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown side, or an epsilon that is negative or not finite."""
         matrices.check_word("sides", self.sides, get_args(Sides))
         matrices.check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Balances every matrix."""
         y = matrices.upcast_for_sum(x)
-        # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+        # Squares of large numbers overflow; small ones are negligible beside norm_eps.
         largest = jnp.max(jnp.abs(y), axis=(-2, -1), keepdims=True, initial=1)
         y, power = matrices.divide_by_pow2(y, largest)
         eps = matrices.as_real(self.norm_eps, power.dtype) / power / power
@@ -62,7 +60,6 @@ class Balance(MatrixFunction):
         return y.astype(x.dtype)
 
     def transposed(self) -> MatrixFunction:
-        """Balances rows for columns and columns for rows."""
         return self.replace(sides=_TRANSPOSED[self.sides])
 
 
@@ -74,7 +71,7 @@ def scale_by_muoneq(
 ) -> transforms.MatrixTransformation:
     """The matrix part of MuonEq: Muon+ with its links in another order.
 
-    State and products are Muon's. The code can begin with ``"both"`` and go on with ``"row"``; here
-    one of them holds for all steps.
+    State and products are Muon's. The code can change from ``"both"`` to ``"row"`` after some
+    steps; here ``sides`` is constant.
     """
     return omp.matrix_chain(momentum, balance, polar_factor, scale)

@@ -1,4 +1,4 @@
-"""QK-clip: heads whose attention logits grew too large get smaller queries and keys."""
+"""QK-clip: scales down queries and keys of heads with too large attention logits."""
 
 import collections
 import math
@@ -17,7 +17,7 @@ from optax_muonplus.transforms import LeafInfo, flatten_tree
 
 Fused = Literal["blocks", "by_head"]
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
-# Names of layers; a fused one holds queries, keys and values.
+# Names of layers; a fused layer holds queries, keys and values.
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
 QUERY, FUSED, KEY = "query", "fused", "key"
 _LAYERS = {
@@ -28,23 +28,23 @@ _LAYERS = {
     KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
 }
 _OUTPUT = rf"(o|out|output){_SUFFIX}|attention_output|(w_?|to_|linear_)(o|out)"
-# Up-projections of latent attention, whose heads also have parts that all of them share.
+# Up-projections of latent attention, whose heads also share a part.
 _LATENT = r"(wq_b|q_b_proj|[qk]_up(_proj)?|w_?u[qk])/?(kernel|w|weight)?$"
 
 
 class QueryKeyLayer(NamedTuple):
-    """A kernel or bias of queries, keys or both, and the axes that are not outputs or layers."""
+    """A kernel or bias of queries, keys or both, and its input axes."""
 
     side: str
     leaf: LeafInfo
     inputs: tuple[int, ...]
 
     def outputs(self, layers: tuple[int, ...]) -> int:
-        """Counts the outputs of one layer; ``layers`` are the sizes of stacked ones."""
+        """Returns the number of outputs of one layer; ``layers`` is the shape of the stack."""
         free = tuple(n for axis, n in enumerate(self.leaf.shape) if axis not in self.inputs)
         if free[: len(layers)] != layers:
             raise ValueError(
-                f"{self.leaf.name} has the shape {self.leaf.shape}, and its max_logits say"
+                f"{self.leaf.name} has the shape {self.leaf.shape}, and its max_logits have"
                 f" {layers} layers. Give an array (*layers, heads), one layer after the other."
             )
         return math.prod(free[len(layers) :])
@@ -59,8 +59,8 @@ def qk_clip(
 ) -> optax.GradientTransformationExtraArgs:
     r"""QK-clip of MuonClip: bounds attention logits by scaling queries and keys, head by head.
 
-    Comes last, after the learning rate: before an optimizer it sees gradients, and clips nothing,
-    which it has no way to notice. It needs the largest logit of each head::
+    Put it last, after the learning rate. Before an optimizer it would receive gradients and clip
+    nothing, without an error. It needs the largest logit of each head::
 
       tx = optax.chain(omp.muonplus(0.02), omp.contrib.qk_clip(100.0))
       updates, state = tx.update(grads, state, params, max_logits={"blocks/0/attn": maxima})
@@ -71,42 +71,41 @@ def qk_clip(
     .. math::
       \sqrt{\gamma}, \qquad \gamma = \min(1, \tau / S)
 
-    so that S would have been the threshold :math:`\tau`. A head of keys that several heads of
-    queries share gets the smallest of their factors. Values are not changed. A head whose S is at
-    most the threshold, or not finite, keeps its update to the bit.
+    which makes S the threshold :math:`\tau`. If several heads of queries share a head of keys,
+    its factor is the smallest of theirs. Values are not changed. If S is at most the threshold, or
+    not finite, the update of the head stays the same to the bit.
 
-    Layers are found by the names by which :func:`optax_muonplus.per_head` finds them: ``query`` and
-    ``key``, ``q_proj`` and ``k_proj``, ``wq`` and ``wk``, ``qkv``, ``c_attn``, ... . ``max_logits``
-    is a tree with an array (heads,) for each module that has such layers, in the module's place:
-    its path begins with the path of the module, as for values that ``sow`` collects. Layers that
-    are stacked along an axis have an array (layers, heads). If gradients are sums over
-    micro-batches, give the largest logits of all of them.
+    Layers are found by the same names as in :func:`optax_muonplus.per_head`: ``query`` and ``key``,
+    ``q_proj`` and ``k_proj``, ``wq`` and ``wk``, ``qkv``, ``c_attn``, ... . ``max_logits`` is a
+    tree with an array (heads,), or (layers, heads) for stacked layers, for each module with such
+    layers. The path of the array begins with the path of the module, as for values that ``sow``
+    collects. If gradients are sums over micro-batches, give the largest logits of all of them.
 
-    Where queries and keys are normalized after their projections (QK-norm), logits do not depend on
-    the size of the weights, and the link refuses to work. It has no rule for latent attention
-    (MLA), nor for keys and values in one kernel.
+    If queries and keys are normalized after their projections (QK-norm), logits do not depend on
+    the size of the weights, and init raises an error. Latent attention (MLA), and keys and values
+    in one kernel, are not supported.
 
     Args:
       threshold: :math:`\tau`; 100 in Kimi K2.
-      head_size: outputs of one head of queries, needed for fused kernels, and where heads of
-        queries have another size than those of values.
-      fused: how outputs follow each other in a kernel of queries, keys and values. ``"blocks"``:
-        all queries, all keys, all values. ``"by_head"``: the queries of a head of keys, this head,
-        its values, and then the next, as in Megatron-LM.
-      where: which parameters are matrices, and how: the axes that a kernel reduces are its inputs.
+      head_size: outputs of one head of queries; needed for fused kernels, and if heads of values
+        have another size.
+      fused: the order of outputs in a kernel of queries, keys and values. ``"blocks"``: all
+        queries, all keys, all values. ``"by_head"``, as in Megatron-LM: for each head of keys its
+        queries, keys and values.
+      where: which parameters are matrices; a kernel's reduction axes are its inputs.
 
     Returns:
       A transformation without state.
 
     Raises:
-      ValueError: unless the threshold is positive; at init, if no module has queries and keys, if
-        one has keys that cannot be told from values, if it has QK-norm, for fused kernels without
-        ``head_size`` and ``fused``, and for queries with gates in the same kernel, which has other
-        outputs than the output projection has inputs; at an update without parameters or
-        ``max_logits``, for maxima that are not of the modules and their heads.
+      ValueError: for a threshold that is not positive; at init, if no module has queries and keys,
+        for keys and values in one kernel, QK-norm, fused kernels without ``head_size`` and
+        ``fused``, and if queries have other outputs than the output projection has inputs, as with
+        gates in the same kernel; at an update, without parameters or ``max_logits``, and for maxima
+        that do not fit the modules and their heads.
 
-    Source: Kimi Team, arXiv:2507.20534, section 2.1. The paper has latent attention, where no head
-    shares keys; Megatron-LM gives all queries of shared keys the factor of the keys.
+    Source: Kimi Team, arXiv:2507.20534, section 2.1, for latent attention without shared keys.
+    Megatron-LM gives all queries of shared keys the factor of the keys.
     """
     check_number("threshold", threshold, POSITIVE)
     if fused is not None:
@@ -142,13 +141,12 @@ def qk_clip(
 def _modules(
     leaves: Sequence[LeafInfo], size: int | None, fused: Fused | None
 ) -> dict[str, list[QueryKeyLayer]]:
-    """Returns the layers of each module; fused ones need ``size`` and ``fused``."""
     modules = query_key_modules(leaves)
     if size is None:
         _check_outputs(modules, leaves)
     if None in (size, fused) and any(x.side == FUSED for xs in modules.values() for x in xs):
         raise ValueError(
-            "Fused queries, keys and values do not say where their heads lie. Give"
+            "The order of heads in fused queries, keys and values is not known. Give"
             " qk_clip(head_size=..., fused='blocks') for all queries, then all keys, then all"
             " values, or fused='by_head' where they take turns."
         )
@@ -156,11 +154,10 @@ def _modules(
 
 
 def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError where heads of queries are longer than those that the output reads."""
+    """Raises ValueError if queries have other outputs than the output projection has inputs."""
     for leaf in leaves:
-        layer = rf"(?i)(?P<module>(.*/)?)({_OUTPUT})(/(kernel|w|weight))?$"
-        found = re.match(layer, _name(leaf.path)) if leaf.layout else None
-        for x in modules.get(found["module"].rstrip("/"), []) if found else []:
+        module = _module_of(_name(leaf.path), _OUTPUT) if leaf.layout else None
+        for x in modules.get(module, []) if module is not None else []:
             read = [n for axis, n in enumerate(leaf.shape) if axis not in leaf.matrix.output_axes]
             made = [n for axis, n in enumerate(x.leaf.shape) if axis not in x.inputs]
             if x.side == QUERY and x.inputs and math.prod(read) != math.prod(made):
@@ -173,7 +170,7 @@ def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[Lea
 
 
 def _by_module(max_logits: Any, modules: dict[str, list[QueryKeyLayer]]) -> dict[str, jax.Array]:
-    """Returns the maxima of each module: the one with the longest path that theirs begins with."""
+    """Returns the maxima of each module; the longest matching path of a module decides."""
     paths, arrays, _ = flatten_tree(max_logits)
     found, unknown = {}, []
     for name, maxima in zip(map(_name, paths), arrays, strict=True):
@@ -199,7 +196,7 @@ def _head_factors(
     size: int | None,
     fused: Fused | None,
 ) -> list[jax.Array]:
-    """Returns for each layer the factor of each of its heads, (*layers, heads of the layer)."""
+    """Returns the factors of the heads of each layer, (*layers, heads of the layer)."""
     maxima = maxima.astype(jnp.promote_types(maxima.dtype, jnp.float32))
     stack, heads = maxima.shape[:-1], maxima.shape[-1]
     beyond = jnp.isfinite(maxima) & (maxima > threshold)
@@ -229,27 +226,21 @@ def _head_factors(
 
 
 def _per_output(layer: QueryKeyLayer, factors: jax.Array) -> jax.Array:
-    """Returns factors of heads in the places of their outputs, to multiply the leaf."""
-    shape = layer.leaf.shape
-    free = [1 if axis in layer.inputs else n for axis, n in enumerate(shape)]
-    size = math.prod(free) // factors.size
-    return jnp.repeat(factors, size, axis=-1).reshape(free)
+    """Repeats the factors of heads for their outputs, in a shape that broadcasts to the leaf."""
+    free = [1 if axis in layer.inputs else n for axis, n in enumerate(layer.leaf.shape)]
+    return jnp.repeat(factors, math.prod(free) // factors.size, axis=-1).reshape(free)
 
 
 def _scale_outputs(update: jax.Array, parameter: Any, factor: jax.Array) -> jax.Array:
-    """Returns the update after which the parameter is ``factor`` times what it would have been."""
+    """Returns the update that scales the new parameter by ``factor``."""
     wide = jnp.promote_types(jnp.result_type(update, parameter), jnp.float32)
     u, p, f = (jnp.asarray(x, wide) for x in (update, parameter, factor))
-    f = f * jnp.ones_like(u)  # on a mesh with explicit axes it then lies where the update does
+    f = f * jnp.ones_like(u)  # with the update's sharding on Explicit axes
     return jnp.where(f < 1, f * u + (f - 1) * p, u).astype(jnp.result_type(update))
 
 
 def query_key_modules(leaves: Sequence[LeafInfo]) -> dict[str, list[QueryKeyLayer]]:
-    """Returns the layers with queries and keys, by the path of their module.
-
-    Raises ValueError if there are none, and for modules whose logits do not follow from the sizes
-    of these layers alone.
-    """
+    """Returns the layers with queries and keys, by the path of their module."""
     names = [_name(leaf.path) for leaf in leaves]
     found: dict[str, list[QueryKeyLayer]] = collections.defaultdict(list)
     for name, leaf in zip(names, leaves, strict=True):
@@ -258,52 +249,57 @@ def query_key_modules(leaves: Sequence[LeafInfo]) -> dict[str, list[QueryKeyLaye
         if not side:
             continue
         if kernel == name and leaf.layout is None:
-            raise ValueError(f"{leaf.name} is no matrix ({leaf.rule}). Say by a rule how it is.")
+            raise ValueError(f"{leaf.name} is not a matrix ({leaf.rule}). Give a rule for it.")
         inputs = leaf.matrix.reduction_axes if kernel == name else ()
-        found[module.rstrip("/")].append(QueryKeyLayer(side, leaf, inputs))
+        found[module].append(QueryKeyLayer(side, leaf, inputs))
     modules = {m: x for m, x in found.items() if {layer.side for layer in x} != {KEY}}
     _check_modules(modules, names)
     return modules
 
 
 def _name(path: Iterable[str]) -> str:
-    """Writes a path with slashes, where flattened models of PyTorch have dots."""
+    """Joins a path by slashes, also where flattened models of PyTorch have dots."""
     return "/".join(path).replace(".", "/")
 
 
 def _side_of(name: str) -> tuple[str, str]:
-    """Tells whether a layer holds queries, keys or both, and the module that it is in."""
+    """Returns what a layer holds, queries, keys or both, and its module."""
     for side, layers in _LAYERS.items():
-        found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
-        if found:
-            return side, found["module"]
+        if (module := _module_of(name, layers)) is not None:
+            return side, module
     return "", ""
 
 
+def _module_of(name: str, layers: str) -> str | None:
+    """Returns the module of a kernel whose layer has a name that matches ``layers``."""
+    found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
+    return found["module"].rstrip("/") if found else None
+
+
 def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) -> None:
-    """Raises ValueError for modules that the link has no rule for, and if there are none."""
+    """Raises ValueError for modules that are not supported, and if there are none."""
     shown = ", ".join(names)
     if not modules:
         raise ValueError(
             "No module has layers with the names of queries and keys (query and key, q_proj and"
             f" k_proj, wq and wk, qkv, c_attn, ...). The paths are: {shown}."
         )
-    sides = {module: {layer.side for layer in layers} for module, layers in modules.items()}
     alone = [
         module
         for module, layers in modules.items()
-        if sides[module] == {QUERY} or any(re.search(_LATENT, x.leaf.name) for x in layers)
+        if {x.side for x in layers} == {QUERY}
+        or any(re.search(_LATENT, x.leaf.name) for x in layers)
     ]
     if alone:
         raise ValueError(
-            f"{', '.join(alone)}: queries without a layer that has the"
-            " name of keys alone. There is no rule for keys and values in one kernel, or for latent"
-            f" attention. The paths are: {shown}."
+            f"{', '.join(alone)}: queries without a layer that has the name of keys alone. There is"
+            " no rule for keys and values in one kernel, or for latent attention. The paths are:"
+            f" {shown}."
         )
     prefixes = tuple(f"{module}/" if module else "" for module in modules)
     norms = [x for x in names if x.startswith(prefixes) and re.search(f"(^|/){_NORM}", x)]
     if norms:
         raise ValueError(
-            f"{', '.join(norms)}: norms of queries and keys undo a scale of"
-            " their weights, and bound logits by themselves. Leave qk_clip out."
+            f"{', '.join(norms)}: norms of queries and keys undo a scale of their weights and bound"
+            " the logits. Leave qk_clip out."
         )

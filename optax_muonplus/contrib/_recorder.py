@@ -1,4 +1,4 @@
-"""A recorder: a few numbers of each matrix that an optimizer is given and returns, in its state."""
+"""A recorder: measures of the matrices that an optimizer receives and returns, in its state."""
 
 import json
 import math
@@ -14,6 +14,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
+from optax_muonplus.transforms import MatrixLayout
 
 STAGES = ("before", "after")
 MEASURES = ("norm", "rms", "row_ratio", "col_ratio")
@@ -25,11 +26,10 @@ class RecordState(NamedTuple):
     Attributes:
       inner: state of the transformation that is recorded.
       count: number of updates so far.
-      step: the update that ``values`` are of; -1 before the first.
-      values: float32 (stages, measures, matrices); NaN before the first.
-      names: JSON, as bytes, of the paths and the batch axes of each. It is an array, since text
-        would not pass through ``jax.jit`` and checkpoints, nor keys for each path through
-        ``optax.tree.map_params``.
+      step: the update of the latest record; -1 before the first one.
+      values: float32 (stages, measures, matrices); NaN before the first record.
+      names: JSON, as bytes, of the paths and batch shapes. Text cannot pass through ``jax.jit`` and
+        checkpoints, and a key for each path cannot pass through ``optax.tree.map_params``.
     """
 
     inner: Any
@@ -43,9 +43,9 @@ class Record(NamedTuple):
     """The measures of one update, for every matrix.
 
     Attributes:
-      step: the number of that update, counted from 1; -1 if nothing was recorded yet.
-      values: by path and then by ``stage/measure``, a float. For a parameter of several matrices it
-        is an array, whose axes are the batch axes and then, if the parameter is fused, its parts.
+      step: the number of the update, counted from 1; -1 if there is no record yet.
+      values: by path and then by ``stage/measure``: a float, or for a parameter of several matrices
+        an array. Its axes are the batch axes, and one for the blocks of a fused parameter.
     """
 
     step: int
@@ -59,28 +59,28 @@ def recorded(
     weight_dimension_numbers: Any = omp.muon_dimension_numbers,
     only: str = "",
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Makes an optimizer, or a link of a chain, record what it is given and what it returns.
+    r"""Records measures of what an optimizer, or a link of a chain, receives and returns.
 
-    At the stages ``before`` (as a rule the gradient) and ``after`` (the update, with learning rate
-    and decay) every matrix X of shape (m, n) = (out, in) has the measures
+    The stages are ``before``, usually the gradient, and ``after``, the update with learning rate
+    and decay. At both, the measures of a matrix X of shape (m, n) = (out, in) are
 
     - ``norm``: :math:`\|X\|_F`, and ``rms``: :math:`\|X\|_F / \sqrt{mn}`;
     - ``row_ratio``: :math:`\max_i \|X_{i:}\| \,/ \min_i \|X_{i:}\|`, and ``col_ratio``, the same of
       columns. They are infinite if some norms are zero, and NaN if all are.
 
-    Updates are those of ``inner``. An update with a record reads the matrices a few times; the
-    others pay for a branch. ``optax.chain(omp.momentum(), recorded(omp.orthogonalize()), ...)``
+    Updates are those of ``inner``. An update with a record reads the matrices a few times; other
+    updates have a branch. ``optax.chain(omp.momentum(), recorded(omp.orthogonalize()), ...)``
     records a momentum and its polar factor.
 
     Args:
-      inner: what is recorded.
-      every: N for the updates N, 2 N, ..., at least 1.
-      weight_dimension_numbers: which leaves are matrices, and their axes: a function from a tree to
-        one of its structure with dimension numbers and None, or such a tree.
+      inner: the transformation to record.
+      every: N, at least 1: updates N, 2 N, ... are recorded.
+      weight_dimension_numbers: which leaves are matrices, and their axes: a tree of dimension
+        numbers and None, or a function from a tree to such a tree of the same structure.
       only: a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``.
 
     Raises:
-      ValueError: for ``every`` below 1; at init, if no matrix is left to be recorded.
+      ValueError: for ``every`` below 1; at init, if there is no matrix to record.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -94,14 +94,14 @@ def recorded(
         raise ValueError(f"every={every} records no update: give 1 or more.")
     inner = optax.with_extra_args_support(inner)
 
-    def matrices(tree: Any) -> dict[str, tuple[jax.Array, Any]]:
+    def matrices(tree: Any) -> dict[str, tuple[jax.Array, MatrixLayout]]:
         return dict(_matrices(tree, weight_dimension_numbers, re.compile(only)))
 
     def init_fn(params: optax.Params) -> RecordState:
         found = matrices(params)
         if jax.tree.leaves(params) and not found:
             raise ValueError(f"only={only!r} and the dimension numbers leave no matrix to record.")
-        shapes = {path: _batch_shape(x.shape, spec) for path, (x, spec) in found.items()}
+        shapes = {path: _batch_shape(layout) for path, (_, layout) in found.items()}
         count = sum(map(math.prod, shapes.values()))
         return RecordState(
             inner.init(params),
@@ -132,7 +132,7 @@ def recorded(
 
 
 def read_record(state: optax.OptState) -> Record:
-    """Reads the latest record in an optimizer's state; it waits for the update that made it.
+    """Reads the latest record from an optimizer's state; waits for the update that made it.
 
     Raises:
       ValueError: unless there is exactly one :func:`recorded`, at any depth.
@@ -142,7 +142,7 @@ def read_record(state: optax.OptState) -> Record:
     if len(recorders) != 1:
         raise ValueError(
             f"Got a state with {len(recorders)} recorders, but a record is read from one: pass the"
-            " part of the state that holds it."
+            " part of the state with one recorder."
         )
     step, values, names = jax.device_get(recorders[0][2:])
     by_path: dict[str, dict[str, float | np.ndarray]] = {}
@@ -160,72 +160,52 @@ def read_record(state: optax.OptState) -> Record:
 
 def _matrices(
     tree: Any, numbers: Callable[[Any], Any] | Any, only: re.Pattern[str]
-) -> Iterator[tuple[str, tuple[jax.Array, Any]]]:
-    """Paths, arrays and dimension numbers of the matrices of a tree."""
+) -> Iterator[tuple[str, tuple[jax.Array, MatrixLayout]]]:
+    """Yields paths, arrays and layouts of the parameters that hold matrices."""
     leaves, treedef = jax.tree.flatten_with_path(tree)
-    if not leaves:  # optax.tree.map_params asks about such a tree
+    if not leaves:  # a placeholder of optax.tree.map_params
         return
     specs = treedef.flatten_up_to(numbers(tree) if callable(numbers) else numbers)
     for (path, x), spec in zip(leaves, specs, strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if spec is not None and only.search(name):
-            yield name, (x, spec)
+            yield name, (x, MatrixLayout.of(x.shape, spec))
 
 
-def _axes(shape: tuple[int, ...], given: int | tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(axis % len(shape) for axis in np.atleast_1d(given).tolist())
+def _batch_shape(layout: MatrixLayout) -> list[int]:
+    batch = [layout.shape[axis] for axis in layout.batch_axes]
+    return [*batch, len(layout.split_sizes)] if layout.split_sizes else batch
 
 
-def _sides(shape: tuple[int, ...], spec: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of rows and of columns."""
-    return _axes(shape, spec.output_axis), _axes(shape, spec.reduction_axis)
-
-
-def _batch_shape(shape: tuple[int, ...], spec: Any) -> list[int]:
-    out, reduction = _sides(shape, spec)
-    batch = [size for axis, size in enumerate(shape) if axis not in out + reduction]
-    return [*batch, len(sizes)] if (sizes := _split_sizes(spec)) else batch
-
-
-def _split_sizes(spec: Any) -> tuple[int, ...]:
-    return getattr(spec, "split_sizes", None) or ()
-
-
-def _measured(found: dict[str, tuple[jax.Array, Any]]) -> jax.Array:
-    """The measures of all matrices, (measures, matrices)."""
-    arrays, specs = [x for x, _ in found.values()], [spec for _, spec in found.values()]
+def _measured(found: dict[str, tuple[jax.Array, MatrixLayout]]) -> jax.Array:
+    """Returns the measures of all matrices, (measures, matrices)."""
+    arrays, layouts = zip(*found.values(), strict=True)
 
     def of_all(*arrays: jax.Array) -> jax.Array:
-        each = [_of_leaf(x, spec) for x, spec in zip(arrays, specs, strict=True)]
-        return jnp.concatenate(each, axis=1)
+        return jnp.concatenate(list(map(_of_leaf, arrays, layouts)), axis=1)
 
     meshes = [jax.typeof(x).sharding.mesh for x in arrays]
     explicit = [mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types]
-    if explicit:  # shards of several leaves are put into one array
+    if explicit:  # one array is made of shards of several leaves
         replicated = NamedSharding(explicit[0], PartitionSpec())
         return jax.sharding.auto_axes(of_all, out_sharding=replicated)(*arrays)
     return of_all(*arrays)
 
 
-def _of_leaf(x: jax.Array, spec: Any) -> jax.Array:
-    """The measures of the matrices of one leaf, in the order of its batch axes and parts."""
-    out, reduction = _sides(x.shape, spec)
+def _of_leaf(x: jax.Array, layout: MatrixLayout) -> jax.Array:
+    """Returns the measures of one leaf, in the order of its batch axes and blocks."""
     parts = [x]
-    if sizes := _split_sizes(spec):
-        given = spec.split_axis
-        axis = out[0] if given is None else given
-        parts = jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=axis)
-    each = jnp.stack([_of_matrices(part, out, reduction) for part in parts], axis=-1)
+    if layout.split_axis is not None:
+        parts = jnp.split(x, np.cumsum(layout.split_sizes[:-1]).tolist(), axis=layout.split_axis)
+    each = jnp.stack([_of_matrices(part, layout) for part in parts], axis=-1)
     return each.reshape(len(MEASURES), -1)
 
 
-def _of_matrices(x: jax.Array, out: tuple[int, ...], reduction: tuple[int, ...]) -> jax.Array:
-    """The measures of matrices, (measures, *batch).
-
-    Entries are divided by the largest one first: squares of small gradients would underflow.
-    """
-    both = out + reduction
+def _of_matrices(x: jax.Array, layout: MatrixLayout) -> jax.Array:
+    """Returns the measures of matrices, (measures, *batch)."""
+    out, reduction, both = layout.output_axes, layout.reduction_axes, layout.matrix_axes
     size = jnp.abs(x).astype(jnp.promote_types(jnp.float32, x.real.dtype))
+    # Entries are divided by the largest one: squares of small gradients would underflow.
     largest = jnp.max(size, axis=both, keepdims=True)
     largest = jnp.where(largest > 0, largest, 1)
     squares = jnp.square(size / largest)

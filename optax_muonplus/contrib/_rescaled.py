@@ -1,4 +1,4 @@
-"""Rules that divide the polar factor of a momentum by a running size of its rows or entries."""
+"""A base of rules that divide rows or entries of a polar factor by their running sizes."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,28 +12,16 @@ from optax_muonplus.transforms import LeafInfo, Link, MatrixLayout, Run
 
 
 class RescaledState(NamedTuple):
-    """State of a rule that rescales a polar factor.
+    """State of a rule that rescales a polar factor."""
 
-    Attributes:
-      momentum: :class:`optax_muonplus.transforms.MomentumState`, one buffer for each matrix.
-      nu: running mean of squares.
-    """
-
-    momentum: Any
-    nu: optax.Updates
+    momentum: Any  # a MomentumState, with one buffer for each matrix
+    nu: optax.Updates  # running mean of squares
 
 
 class Rescaled(Link):
-    """A momentum, its polar factor O, and ``rescaled(layout, O, nu)`` with a running mean nu.
+    """A momentum, its polar factor O, and ``rescaled(layout, O, nu)`` with a running mean nu."""
 
-    Matrices are moved on a mesh for their polar factors as under Muon+; sums that follow are left
-    to the compiler. A subclass is a frozen dataclass.
-
-    Attributes:
-      state: the class of the state.
-    """
-
-    state = RescaledState
+    state = RescaledState  # the class of the state
 
     def with_run(self, run: Run) -> "Rescaled":
         return dataclasses.replace(self, run=run)  # ty: ignore[invalid-argument-type]
@@ -54,7 +42,6 @@ class Rescaled(Link):
         raise NotImplementedError
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> RescaledState:
-        """Returns the state before the first update."""
         mu, _ = self.polar_step.init(params, leaves)
         buffers = transforms.find_momentum(mu).mu
         return self.state(mu, transforms.map_blocks(self.start, leaves, params, buffers))
@@ -62,9 +49,7 @@ class Rescaled(Link):
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
     ) -> tuple[optax.Updates, RescaledState]:
-        """Returns the updates and the new state."""
-        mu, nu = state
-        old = mu, optax.EmptyState()
+        old = state.momentum, optax.EmptyState()
         factors, (mu, _) = self.polar_step.update(updates, old, params, leaves)
-        updates, nu = transforms.map_blocks(self.rescaled, leaves, factors, nu, n_results=2)
+        updates, nu = transforms.map_blocks(self.rescaled, leaves, factors, state.nu, n_results=2)
         return updates, self.state(mu, nu)

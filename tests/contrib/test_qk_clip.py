@@ -249,7 +249,7 @@ NO_MODULE = {"mlp": {"up": {"kernel": (D, D)}}}
         (SIZES | {"key_ln": {"scale": (K,)}}, {}, "key_ln/scale"),
         ({"qkv": {"kernel": (D, 3 * D)}}, {}, "fused='by_head'"),
         ({"qkv": {"kernel": (D, 3 * D)}}, {"fused": "blocks"}, "head_size="),
-        (SIZES, {"where": omp.Matrices(rules=[("query", None)])}, "query/kernel is no matrix"),
+        (SIZES, {"where": omp.Matrices(rules=[("query", None)])}, "query/kernel is not a matrix"),
     ],
 )
 def test_parameters_that_cannot_be_clipped_are_refused_at_init(shapes, options, words):
