@@ -25,7 +25,7 @@ from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
 
 __version__ = "0.3.0"
-# Their first use imports them: a room, or a function of a file.
+# Names imported at first use, by module: the module itself, or a function in it.
 _LATER = {
     "contrib": "contrib",
     "learning_rate": "_links.learning_rate",
@@ -41,7 +41,7 @@ if _TYPE_CHECKING:
     from optax_muonplus._links.learning_rate import learning_rate as learning_rate
     from optax_muonplus.convert import take_over as take_over
     from optax_muonplus.heads import per_head as per_head
-else:  # a type checker would take every name for one of the module's
+else:  # with this function a type checker would accept every name
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -1,4 +1,4 @@
-"""A table of what an optimizer does with each parameter, and the doubts that it leaves."""
+"""A table of what an optimizer does with each parameter, with questions about doubtful ones."""
 
 import collections
 import math
@@ -36,7 +36,7 @@ _USERS = ("your rule", GIVEN)
 _NOMINAL = "rms: as in Optax, of exact polar factors; five Jordan steps give 0.7 to 1.1 of it"
 # A head has no output for a position, a type or a time.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
-# Layers within attention, gated and recurrent layers, and the first of a model or of a part.
+# Layers within attention, gated or recurrent layers, and first layers.
 _WITHIN = re.compile(
     rf"(?i)(^|/)({INNER}|value|recurrent\w*|weight_[ih]h\w*|\w*modulation|(\w+_)?in(_\w+)?)(_?\d+)?(/|$)"
 )
@@ -47,31 +47,32 @@ def describe(
 ) -> str:
     """Shows what :func:`optax_muonplus.muonplus` with the same arguments does with each parameter.
 
-    The table has one line for each parameter, or for several whose paths differ in numbers only
-    (their count is in the line). It has the path, shape, group, the matrices as out x in x batch,
-    the factor that multiplies their updates, the root mean square of an update at learning rate 1
-    (of an exact polar factor, without ``adaptive``), and the rule by which the parameter was read.
-    Batch is how many matrices of this size it holds: layers, experts, heads or equal fused blocks;
-    fused blocks of another size follow behind a +. Group ``?`` is for parameters that no rule can
-    read, which ``muonplus`` refuses. On a mesh a column has the mesh axes over which each axis is
-    sharded, and a line the FLOPs of the busiest device over an even share, and the bytes that each
-    one receives at an update. On a GPU or TPU a line says how float32 parameters are multiplied.
-    Lines below have matrices that may be heads, matrices with sides or in a number that layers
-    seldom have, and rules to write for parameters that no rule can read.
+    Each line of the table is a parameter, or several whose paths differ only in numbers, with
+
+    - path, shape, and on a mesh the mesh axes that shard each axis;
+    - group: ``muon``, ``adam``, or ``?`` if no rule fits, which is an error in ``muonplus``;
+    - matrices as out x in x batch. The batch counts layers, experts, heads or equal fused blocks;
+      fused blocks of another size follow after a +;
+    - the factor by shape, and the root mean square of an update at learning rate 1, for an exact
+      polar factor and without ``adaptive``;
+    - the number of parameters, and the rule by which they were read.
+
+    Lines below the table have, on a mesh, the load of the busiest device and the bytes received per
+    update; on a GPU or TPU, the precision of products; and possible heads, matrices of unusual
+    shapes and suggested rules.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
       muon_weight_dimension_numbers: as in ``muonplus``.
-      **arguments: all others of ``muonplus``: ``norm``, ``rules``, ``sharding``, ... A
-        ``learning_rate`` may be left out, and without ``sharding`` the arrays say where they lie.
+      **arguments: all other arguments of ``muonplus``; ``learning_rate`` is optional. Without
+        ``sharding`` the arrays' own shardings are used.
 
     Returns:
       The table as text.
 
     Raises:
       TypeError: for arguments that ``muonplus`` does not have.
-      ValueError: as ``muonplus``, when it is built and at init, but for parameters that no rule can
-        read.
+      ValueError: as ``muonplus`` when built and at init, except for parameters that no rule fits.
     """
     arguments = {"learning_rate": 0.0, **arguments}
     optimizer = muonplus(**arguments)  # refuses what it would refuse
@@ -115,7 +116,6 @@ def _table(
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Makes the lines of a table; the first of ``rows`` is the header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -125,7 +125,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _spec(sharding: LeafSharding | None) -> str:
-    """Shows over which mesh axes each axis is sharded, as ``(data, -)``."""
+    """Returns the mesh axes of each axis as ``(data, -)``."""
     if sharding is None:
         return "?"
     return f"({', '.join('.'.join(names) or '-' for names in sharding.spec)})"
@@ -158,7 +158,7 @@ def _work_per_device(
     if sharding is None and any(axes_of_type(mesh, AxisType.Auto) for mesh in meshes):
         yield (
             f"on Auto mesh axes without sharding=: {list_paths((x.name, None) for x in matrices)}."
-            " Under jax.jit an array does not say where it lies, and XLA gathers matrices in each"
+            " Under jax.jit the sharding of an array is not known, and XLA gathers matrices in each"
             " iteration. Pass sharding= to the optimizer."
         )
         return
@@ -179,10 +179,10 @@ def _work_per_device(
 def _precision_of_products(
     matrices: Sequence[LeafInfo], orthogonalize: Orthogonalize
 ) -> Iterator[str]:
-    """Says what an accelerator does with float32 parameters, unless it is told what to do."""
-    told = orthogonalize.compute_dtype or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+    """Yields the precision of float32 products on an accelerator, unless it was chosen."""
+    chosen = orthogonalize.compute_dtype or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
     backend = jax.default_backend()
-    if told or not any(leaf.dtype == jnp.float32 for leaf in matrices):
+    if chosen or not any(leaf.dtype == jnp.float32 for leaf in matrices):
         return
     if backend == "gpu":
         yield (
@@ -197,7 +197,7 @@ def _precision_of_products(
 
 
 def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """Asks about what the default rules read as matrices: is it a head, and is it a matrix?"""
+    """Yields questions about matrices of default rules: is it a head, and is it a matrix?"""
     cut = [x for x in leaves if x.rule.endswith(PER_HEAD)]
     guessed = [x for x in leaves if x.layout and not x.rule.startswith(_USERS) and x not in cut]
     to = " It is an argument of omp.per_head." if cut else ""
@@ -209,7 +209,7 @@ def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             f" predictions, send it to AdamW by rules={rules}.{to}"
         )
     blocks = [(x, *block) for x in leaves if x.layout for block in x.layout.block_shapes()]
-    # Where all matrices are small, a short side says nothing.
+    # If all matrices are small, a short side is not a sign.
     short = SHORT if any(min(m, n) > SHORT for *_, m, n in blocks) else 0
     layers = {x.index: math.prod(x.shape[axis] for axis in x.stack) or 1 for x in leaves}
     plausible = [x for x, k, m, n in blocks if is_plausible(k // layers[x.index], m, n, short)]
@@ -233,7 +233,7 @@ def _possible_heads(
         if not _NO_TOKENS.search(x.name)
     }
     times = collections.Counter((without_numbers(x.name), x.shape) for x in leaves)
-    # Matrices of one shape whose paths differ in numbers only are repeated layers, and no heads.
+    # Matrices of one shape whose paths differ only in numbers are repeated layers, not heads.
     alone = [leaf for leaf in whole if times[without_numbers(leaf.name), leaf.shape] == 1]
     if heads := [leaf for leaf in alone if _outputs(leaf) in rows]:
         return heads, "has as many outputs as an embedding has rows"
@@ -245,7 +245,7 @@ def _outputs(leaf: LeafInfo) -> int:
 
 
 def _last_layers(leaves: Sequence[LeafInfo], whole: Sequence[LeafInfo]) -> list[LeafInfo]:
-    """Finds the matrices at the end of a chain of layers, where no leaf is known to be a head."""
+    """Returns matrices whose outputs no layer takes, unless a head is known."""
     known = (x.rule for x in leaves if not x.layout and len(x.shape) > 1)
     if any(rule.startswith(("head", *_USERS)) for rule in known):
         return []

@@ -1,4 +1,4 @@
-"""Attention heads as matrices of their own: which parameters hold heads, and where they are cut."""
+"""Attention heads as separate matrices: which parameters hold heads, and where they are cut."""
 
 import dataclasses
 import re
@@ -20,9 +20,8 @@ from optax_muonplus._params.patterns import (
 from optax_muonplus._params.reader import PER_HEAD, RuleReader
 
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-# Names of layers with queries, alone or fused with keys and values, and of those of the others, of
-# which a layer may hold both. Last are the up-projections of latent attention (MLA): its
-# down-projections (q_a_proj, wkv_a) have no heads.
+# Names of layers with queries, alone or fused, and of layers with keys, values or both. The last
+# names are up-projections of latent attention (MLA): its down-projections have no heads.
 _QUERIES = (
     rf"(q|query|qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|q_proj_weight"
     r"|c_attn|in_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq"
@@ -39,44 +38,43 @@ def per_head(
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> Callable[[Any], Any]:
-    """Dimension numbers by which each attention head is a matrix of its own: per-head Muon.
+    """Dimension numbers that make each attention head a matrix of its own: per-head Muon.
 
     For ``muon_weight_dimension_numbers`` of any optimizer here, and for ``describe``::
 
       omp.muonplus(0.02, muon_weight_dimension_numbers=omp.per_head(64))
 
     Parameters are read as by :func:`muon_dimension_numbers`, with the same ``rules`` and
-    ``layer_axes``. Query, key and value projections are then cut along their outputs: one of n
-    heads of size k on width d is n matrices of (out, in) = (k, d), each with a polar factor, norms
-    and a shape factor of its own, sqrt(k/d) in place of sqrt(n k/d). They are found by the names
-    of their layers (``query``, ``q_proj``, ``wq``, ``qkv``, ``c_attn``, ``kv_b_proj``, ...), in
-    modules that have a query projection.
+    ``layer_axes``. Query, key and value projections are then cut along their outputs. With n heads
+    of size k on width d, one projection is n matrices of (out, in) = (k, d). Each has its own polar
+    factor, norms and shape factor, sqrt(k/d) in place of sqrt(n k/d). Projections are found by the
+    names of their layers (``query``, ``q_proj``, ``wq``, ``qkv``, ``c_attn``, ``kv_b_proj``, ...),
+    in modules that have a query projection.
 
-    - Where heads have an axis of their own, as in (d, n, k), all output axes but the last number
-      heads, and the shape says the size. Keys and values may have fewer heads than queries.
-    - Where they lie side by side on one axis, as in (d, n k) or (n k, d), ``head_size`` says where
-      to cut. So it does in a fused kernel, whether queries, keys and values follow each other or
-      take turns head by head: each block of ``head_size`` outputs is one head.
+    - Heads on separate axes, as in (d, n, k): the last output axis is one head, the others number
+      heads. Keys and values may have fewer heads than queries.
+    - Heads side by side on one axis, as in (d, n k) or (n k, d): each block of ``head_size``
+      outputs is one head. The same holds in a fused kernel, in which queries, keys and values
+      follow each other or take turns head by head.
 
-    Output projections stay whole: heads are read apart from each other, but the output sums over
-    all of them, as over the inputs of one matrix. Kimi K3 (arXiv:2607.24653,
-    section 2.5), DeepSpeed and Megatron-LM cut query, key and value too, and GLM-5
-    (arXiv:2602.15763) the up-projections of latent attention.
+    Output projections stay whole, since they sum over all heads. Kimi K3 (arXiv:2607.24653,
+    section 2.5), DeepSpeed and Megatron-LM also cut query, key and value, and GLM-5
+    (arXiv:2602.15763) cuts the up-projections of latent attention.
 
     Args:
-      head_size: outputs of one head, which shapes of two axes do not say. A mapping from patterns,
-        searched in paths, to sizes chooses the parameters, whatever their names: the first pattern
-        found decides, and parameters with none stay whole.
+      head_size: outputs of one head; needed where heads lie side by side. A mapping from patterns,
+        searched in paths, to sizes chooses the parameters, whatever their names. The first pattern
+        found decides, and parameters without one stay whole.
       rules: as in :func:`muon_dimension_numbers`.
       layer_axes: as in :func:`muon_dimension_numbers`.
 
     Returns:
-      A function from parameters or updates to a tree of dimension numbers.
+      A function from parameters or updates to a tree of dimension numbers. It raises the errors of
+      :func:`muon_dimension_numbers`, and ValueError if no layer is a query projection, if a pattern
+      matches no matrix, or if a size is missing, does not divide or differs from the shape's.
 
     Raises:
-      ValueError: by the returned function, as by :func:`muon_dimension_numbers`, and if nothing is
-        a projection, a size is missing, does not divide or is not the one in the shape, or a
-        pattern finds no matrix.
+      ValueError: for a size below 1, malformed rules, and invalid regular expressions.
     """
     by_name = not isinstance(head_size, Mapping)
     sizes = {"": head_size} if by_name else dict(head_size)
@@ -88,18 +86,14 @@ def per_head(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerHead(RuleReader):
-    """The reader that :func:`per_head` returns.
+    """The reader that :func:`per_head` returns."""
 
-    Attributes:
-      sizes: outputs of one head, by patterns of paths.
-      by_name: whether the names of layers choose the parameters, and not the patterns alone.
-    """
-
+    # Outputs of one head, by patterns of paths.
     sizes: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    by_name: bool = True
+    by_name: bool = True  # whether the layer must also have the name of a projection
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
-        """Reads leaves by the rules, and cuts those that hold heads."""
+        """Reads leaves by the rules, then cuts those that hold heads."""
         leaves = super().read(tree)
         chosen = self._chosen(leaves, tree)
         faults = []
@@ -119,12 +113,12 @@ class PerHead(RuleReader):
             what = "no layer has the name of a query projection" if self.by_name else what
             names = list_paths((name, None) for name in tree.names)
             faults.append((what, f"among {names}: choose by omp.per_head({{pattern: head_size}})"))
-        if faults and all(leaf.known for leaf in leaves):  # those that no rule can read come first
+        if faults and all(leaf.known for leaf in leaves):  # unknown leaves are reported first
             raise ValueError(f"Heads cannot be cut. {list_paths(faults)}")
         return leaves
 
     def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, str]:
-        """Finds by index the pattern of a parameter."""
+        """Returns the patterns of the parameters to cut, by index."""
         names = normalize_paths([*tree.paths, *tree.holes])
         with_queries = {_module(name, _QUERIES) for name in names}
         chosen = {}
@@ -138,21 +132,20 @@ class PerHead(RuleReader):
 
 
 def _module(name: str, layers: str) -> str | None:
-    """Returns the module of a parameter, if the name of its layer is one of ``layers``."""
+    """Returns the module of a parameter if its layer has a name that matches ``layers``."""
     found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
     return found["module"] if found else None
 
 
 def _numbers(layout: MatrixLayout, size: int | None) -> DimensionNumbers:
-    """Returns dimension numbers of the heads among the outputs of a parameter."""
     *numbering, axis = layout.output_axes
-    if numbering:  # the last axis is within a head, by all conventions that are known
+    if numbering:  # in all known conventions the last axis is one head
         if size not in (None, layout.shape[axis]):
             raise ValueError(
                 f"the shape says that a head has {layout.shape[axis]} outputs, and head_size is"
                 f" {size}. Where sizes differ, give omp.per_head({{pattern: head_size, ...}})."
             )
-        if layout.split_axis in numbering:  # each index is a head, of whichever block
+        if layout.split_axis in numbering:  # each index is a head, so blocks do not matter
             layout = dataclasses.replace(layout, split_axis=None, split_sizes=())
         return dataclasses.replace(layout, output_axes=(axis,)).dimension_numbers()
     blocks = layout.split_sizes or (layout.shape[axis],)

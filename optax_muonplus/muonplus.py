@@ -1,4 +1,4 @@
-"""Muon+ and Muon: the chain of their links for matrices, and AdamW for everything else."""
+"""Muon+ and Muon: a chain of links for matrices, and AdamW for all other parameters."""
 
 from __future__ import annotations  # help() prints types as they are written here
 
@@ -27,8 +27,8 @@ from optax_muonplus._links.where import Matrices
 from optax_muonplus._params.patterns import LayerAxes, Rules
 from optax_muonplus._params.sharding import ShardingTree
 
-# The published default: its text, tables and code, K1seki221/MuonPlus @8a9ace1. Both decays are its
-# code's, as are AdamW's two decays of the moments.
+# The default of the paper and its code, K1seki221/MuonPlus @8a9ace1. Weight decays and AdamW's
+# moment decays are the code's.
 PAPER: Mapping[str, Any] = types.MappingProxyType(
     {
         "norm": "col_row",
@@ -42,7 +42,7 @@ PAPER: Mapping[str, Any] = types.MappingProxyType(
     }
 )
 
-# AdamW's arguments in order, by default and in PAPER: both give way to ``others``.
+# AdamW's arguments by default and in PAPER, which are allowed beside ``others``.
 _ADAM = (0.9, 0.999, 0.0, True, 0.0, None), (0.95, 0.95, 0.0, False, 0.1, None)
 
 
@@ -92,10 +92,9 @@ def muonplus(
       W_t = W_{t-1} - \eta \left( \sqrt{\max(1, m/n)}\; O_t + \lambda W_{t-1} \right)
 
     All other parameters (embeddings, heads, norms, biases) get AdamW with Nesterov's step, or
-    ``others``. ``describe(params)`` prints what each will get. The update of a matrix has the
-    Frobenius norm of Optax's Muon, so its learning rates stay. ``**optax_muonplus.PAPER`` is the
-    paper's own form. Numbers may be Python numbers, NumPy or JAX scalars, or traced; traced ones
-    are not checked.
+    ``others``. ``describe(params)`` shows which group each parameter is in. The update of a matrix
+    has the Frobenius norm of Optax's Muon: keep its learning rates. ``**optax_muonplus.PAPER`` is
+    the paper's form. Numbers may be Python, NumPy or JAX scalars; traced ones are not checked.
 
     Args:
       learning_rate: of all parameters; not negative, number or schedule, of the order of 0.01.
@@ -103,86 +102,83 @@ def muonplus(
         **Matrices**
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"cubic"`` (fewer
         products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps, at least 1. None means 5 of a table, or all rows of yours.
+      ns_steps: Newton-Schulz steps, at least 1. None means 5 of a table, or all of your rows.
       beta: momentum decay, in [0, 1).
       eps: not negative; added to the norm that divides the momentum before the iteration.
-      weight_decay: decoupled, not negative, number or schedule; times the learning rate, not times
-        the shape factor.
-      weight_decay_mask: tree of True and False, or function of the parameters, as in
-        ``optax.add_decayed_weights``; without a decay it has no effect.
-      mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes.
-        Beside one that is given, a state of another dtype is refused.
+      weight_decay: decoupled, not negative, number or schedule; multiplied by the learning rate,
+        not by the shape factor.
+      weight_decay_mask: as in ``optax.add_decayed_weights``; no effect without a decay.
+      mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes per
+        element. If it is given, a state of another dtype is an error.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
         ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side).
       norm_eps: not negative; inside the root of row and column norms.
-      match_frobenius: rescales the normalized matrix to the Frobenius norm that it had before.
+      match_frobenius: restores the Frobenius norm from before the normalization.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
       consistent_rms: positive; the root mean square (RMS) of an update at learning rate 1. It
-        replaces ``shape_scale`` and ``match_frobenius``, whatever these are. 0.2 is that of AdamW,
-        so one learning rate of AdamW's size serves both. Behind a ``norm`` it is exact, but for
-        rows or columns that are zero. Without one (``"none"``, or ``"long"`` of a square matrix),
-        and with ``adaptive``, it is that of an exact polar factor, as in Optax: five Jordan steps
-        give 0.7 to 1.1 of it.
+        replaces ``shape_scale`` and ``match_frobenius``. 0.2 is the RMS of AdamW, so both groups
+        can have one learning rate of AdamW's size. With a ``norm`` it is exact, unless rows or
+        columns are zero. Without one (``"none"``, or ``"long"`` of a square matrix), and with
+        ``adaptive``, it holds for an exact polar factor, as in Optax; five Jordan steps have
+        0.7 to 1.1 of it.
       nesterov: whether the momentum looks one step ahead, see :func:`optax_muonplus.momentum`.
-      bias_correction: divides the momentum by what its zero start left out, see there.
+      bias_correction: whether the momentum is corrected for its start at zero, see there.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a
-        function of one matrix ``(m, n) -> (m, n)``, or ``"auto"``, the cheaper of the first two
+        function of one matrix ``(m, n) -> (m, n)``, or ``"auto"``: the cheaper of the first two
         where both are exact enough.
-      preconditioning: ``"frobenius"``, ``"spectral"``, ``"aol"`` or ``"schatten"``, the norm that
-        divides the momentum before the iteration.
+      preconditioning: the norm that divides the momentum before the iteration: ``"frobenius"``,
+        ``"spectral"``, ``"aol"`` or ``"schatten"``.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
-      cautious_weight_decay: decays only entries that the update moves towards zero anyway.
-      compute_dtype: dtype of the matrix products, such as ``"bfloat16"`` on a GPU or TPU; sums are
-        in float32 at least. None means the momentum's, at least float32.
+      cautious_weight_decay: decays only entries that the update moves towards zero.
+      compute_dtype: dtype of the matrix products, such as ``"bfloat16"``; sums are at least in
+        float32. None means the momentum's, at least float32.
 
         **Other parameters**
       adam_b1: decay of AdamW's first moment, in [0, 1).
-      adam_b2: decay of its second moment, in [0, 1).
-      adam_eps_root: not negative; its epsilon inside the root.
-      adam_nesterov: whether it looks one step ahead (NAdamW), as in Optax's Muon.
-      adam_weight_decay: its decay, number or schedule; 0 here, where ``optax.adamw`` has 1e-4.
+      adam_b2: decay of AdamW's second moment, in [0, 1).
+      adam_eps_root: not negative; AdamW's epsilon inside the root.
+      adam_nesterov: whether AdamW looks one step ahead (NAdamW), as in Optax's Muon.
+      adam_weight_decay: number or schedule; ``optax.adamw`` has 1e-4 by default.
       adam_learning_rate: number or schedule; None means ``learning_rate``. A number stays constant
-        when the matrices have a schedule.
-      others: any Optax transformation instead, such as ``optax.lion(1e-3)``. Beside it AdamW's
-        arguments are refused, but for those of ``**optax_muonplus.PAPER``, which then say nothing.
+        even if ``learning_rate`` is a schedule.
+      others: any Optax transformation in place of AdamW, such as ``optax.lion(1e-3)``. Arguments of
+        AdamW are then an error, except for those in ``PAPER``, which have no effect.
 
         **Layout**
-      muon_weight_dimension_numbers: which parameters are matrices, and how: a tree or prefix tree
-        of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (``others``), or a
-        function from the parameters to one, such as :func:`optax_muonplus.per_head`. None, or
-        nothing, means the default rules, :func:`optax_muonplus.muon_dimension_numbers`.
+      muon_weight_dimension_numbers: which parameters are matrices, and their axes: a tree or prefix
+        tree of ``optax.contrib.MuonDimensionNumbers``, ``MatrixSpec`` and None (``others``), or a
+        function from the parameters to one, such as :func:`optax_muonplus.per_head`. None means
+        the default rules, :func:`optax_muonplus.muon_dimension_numbers`.
       rules: ``[(pattern, dimension numbers or None), ...]``, before the default rules. A pattern is
-        a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``; the first
-        that is found decides, and one that finds nothing is an error.
-      layer_axes: ``{pattern: axis}`` for parameters that hold stacked layers: ``{"layers": 0}``
-        under ``nn.scan``, 1 in MaxText. Rules then see the shape of one layer.
+        a regular expression, searched in paths such as ``blocks/0/attn/query/kernel``. The first
+        one found decides, and one that matches nothing is an error.
+      layer_axes: ``{pattern: axis}`` for stacked layers: ``{"layers": 0}`` under ``nn.scan``, 1 in
+        MaxText. Rules see the shape of one layer.
 
         **Mesh**
-      sharding: where the parameters lie: a tree or prefix tree of ``jax.sharding.NamedSharding`` on
-        one mesh (None where it is not known), or a function from the parameters to one. Each
-        matrix then moves once to a device that works on it whole, and once back. Explicit axes
-        need none. Without it on Auto axes the compiler moves matrices at every iteration.
-      state_sharding: where the state lies, if it is sharded over replicas too (ZeRO-1): the name of
-        a mesh axis, or several.
+      sharding: shardings of the parameters: a tree or prefix tree of ``jax.sharding.NamedSharding``
+        on one mesh (None where it is not known), or a function from the parameters to one. Each
+        matrix then moves once to a device that works on it whole, and once back. Without it the
+        compiler moves matrices at every iteration, except on Explicit axes.
+      state_sharding: mesh axis, or several, over which the state is sharded too (ZeRO-1).
 
     Returns:
       A transformation for the whole parameter tree. Its state has one momentum buffer for each
-      matrix, and that of ``others`` for the other parameters. An update has the dtype that its
-      gradient and its parameter promote to. ``update`` needs no parameters where there is no decay;
-      under ``optax.inject_hyperparams`` it does, since a decay of 0 is an array there.
+      matrix, and the state of ``others``. An update has the dtype that its gradient and parameter
+      promote to. Without decay ``update`` needs no parameters, except under
+      ``optax.inject_hyperparams``, where a decay of 0 is an array.
 
     Raises:
-      ValueError: when built, for unknown options, too few coefficient rows, coefficients that
-        diverge, dtypes that are not floating-point of 16 bits at least, numbers out of range or
-        not finite, and arguments of AdamW beside ``others``; at init, for dimension numbers that do
-        not fit the parameters, leaves of three or more axes that no rule knows, and integer
-        parameters; at an update, for gradients that have another shape than their parameter, are
-        integers, or are complex where it is not, and for a state of another optimizer;
-        at init and update, for an array that may be one shard of a matrix inside
-        ``jax.shard_map``. Paths and remedies are in the message.
+      ValueError: when built, for unknown options, too few or divergent coefficients, dtypes that
+        are not floating-point of at least 16 bits, numbers out of range or not finite, and AdamW's
+        arguments beside ``others``; at init, for dimension numbers that do not fit, leaves of three
+        or more axes that no rule fits, and integer parameters; at an update, for gradients with
+        another shape than their parameter, integer gradients, complex ones of a real parameter,
+        and the state of another optimizer; at both, for an array that may be one shard of a matrix
+        inside ``jax.shard_map``. Paths and remedies are in the message.
 
-    Under ``optax.inject_hyperparams`` functions count as schedules: name them, ``ns_steps``, and
-    dtypes that are no strings, in ``static_args``.
+    Under ``optax.inject_hyperparams`` put functions, ``ns_steps``, and dtypes that are not strings
+    into ``static_args``.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -196,12 +192,12 @@ def muonplus(
     """
     check_flag("adaptive", adaptive)
     check_rate(learning_rate, weight_decay)
-    if isinstance(eps, jax.Array):  # injected, as all numbers are
+    if isinstance(eps, jax.Array):  # by optax.inject_hyperparams, which also calls functions
         _check_not_called("muon_weight_dimension_numbers", muon_weight_dimension_numbers)
         _check_not_called("sharding", sharding)
     placed = sharding = sharding or None
     if state_sharding is not None:
-        from optax_muonplus import zero1  # its first use imports it
+        from optax_muonplus import zero1  # imported only when used
 
         placed = zero1.state_layout(sharding, state_sharding)
     adam = adam_b1, adam_b2, adam_eps_root, adam_nesterov, adam_weight_decay
@@ -224,17 +220,18 @@ def muonplus(
 
 
 def _check_not_called(name: str, tree: Any) -> None:
-    """Raises ValueError for what a function returns for a count; None is not the default."""
+    """Raises ValueError if ``tree`` seems to be the result of a function called with a count."""
+    # None is an error too: the default is ().
     if isinstance(tree, DimensionNumbers | SingleDeviceSharding | None):
         raise ValueError(
-            f"{name} is {tree}. If it is a function, optax.inject_hyperparams called it with the"
-            f" number of the step: add static_args=({name!r},). Else leave it out, or give an entry"
-            " for each parameter."
+            f"{name} is {tree}. If you gave a function, optax.inject_hyperparams called it with the"
+            f" step count: add static_args=({name!r},). Otherwise give an entry for each parameter,"
+            " or leave it out."
         )
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    return isinstance(value, jax.Array) or value == default  # arrays are those of injected ones
+    return isinstance(value, jax.Array) or value == default  # injected numbers are arrays
 
 
 def muon(
@@ -269,10 +266,10 @@ def muon(
     rules: Rules = (),
     layer_axes: LayerAxes = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon: :func:`muonplus` without its normalization, every other argument the same.
+    """Muon: :func:`muonplus` without normalization; all other arguments are the same.
 
-    To get ``optax.contrib.muon``'s update add ``bias_correction=True``, and for the Muon+ paper's
-    baseline ``shape_scale="spectral", adam_nesterov=False``.
+    With ``bias_correction=True`` the update is equal to that of ``optax.contrib.muon``. The Muon+
+    paper's baseline has ``shape_scale="spectral", adam_nesterov=False``.
 
     Source: Jordan et al., *Muon*, https://kellerjordan.github.io/posts/muon/ (2024).
     """

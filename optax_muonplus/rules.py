@@ -1,7 +1,7 @@
-"""Lists of rules to pass to ``rules=``, for networks whose names mean something else elsewhere.
+"""Lists of rules for ``rules=``, for projects whose names have another meaning elsewhere.
 
-``omp.muonplus(0.02, rules=omp.rules.AGENTS)``; rules of one's own go before or behind them:
-``rules=[("torso", None), *omp.rules.AGENTS]``. A rule of a list may match nothing.
+Your own rules go before or after: ``rules=[("torso", None), *omp.rules.AGENTS]``. A rule in a list
+may match nothing.
 """
 
 from optax_muonplus._params.language import PathRule as _PathRule
@@ -12,7 +12,7 @@ from optax_muonplus._params.table import COUNTER as _COUNTER
 from optax_muonplus._params.table import LEAF as _LEAF
 from optax_muonplus._params.table import TOP as _TOP
 
-# Networks of reinforcement learning, what they are made of, and what their outputs are called.
+# Names of networks in reinforcement learning, of their parts and of their outputs.
 _NET = r"(_?(net(work)?|function|fn|mlp|model|params|head))"
 _ROLE = "(actor|critic|policy|advantage)"
 _AGENT = (
@@ -36,9 +36,9 @@ AGENTS: tuple[_PathRule, ...] = (
     ),
     _adamw(rf"(?i){_AGENT}/{_OUTPUT}{_LEAF}", _HEAD, condition=_is_outermost),
 )
-"""Outputs of actors and critics get AdamW, by their names: Stoix, Mava, CleanRL, openpi, DreamerV3,
-Stable-Baselines3, TRL. The last of several numbered layers has no such name: ``actor/Dense_2``
-needs a rule of its own, ``("actor/Dense_2", None)``."""
+"""Output layers of actors and critics get AdamW: Stoix, Mava, CleanRL, openpi, DreamerV3,
+Stable-Baselines3, TRL. They are found by name. A numbered last layer needs its own rule:
+``("actor/Dense_2", None)``."""
 
 MAXTEXT: tuple[_PathRule, ...] = (
     _matrix(
@@ -48,5 +48,5 @@ MAXTEXT: tuple[_PathRule, ...] = (
     ),
     _matrix("qkv_proj/kernel", "attention: in, part, (heads head)", "MaxText"),
 )
-"""Experts and fused attention of MaxText, whose arrays have the names of a module elsewhere. With
-scanned layers pass ``layer_axes={"layers": 1}`` too."""
+"""Experts and fused attention of MaxText, whose arrays have names that elsewhere are modules'.
+With scanned layers also pass ``layer_axes={"layers": 1}``."""

@@ -1,15 +1,13 @@
-"""Rules written in words: which parameters one is for, and how they are matrices.
+"""Rules: which parameters each one is for, and which axes make their matrices.
 
-- **Names** are a regular expression for whole names at the end of a path. ``*`` stands for any part
-  of one name and ``**`` for any part of the path; after a leading ``(?i)`` case does not matter.
-  ``"(?i)*expert*/kernel"`` fits ``layers/0/Experts_1/kernel``.
-- **What it is**, and for a matrix a colon and its axes in order: ``"attention: in, (heads head)"``.
-  ``in`` and ``out`` are the inputs and outputs of the layer; all axes in one pair of parentheses
-  are on one side. ``heads``, ``head``, ``rank`` and other groups in parentheses are the side that
-  is not named. Any other axis, such as ``expert``, numbers matrices. A number is an axis of that
-  size; axes of one name have one size.
-- **Libraries** with this convention; none, if all have it in common.
-- **Neighbours** may be asked too, by the functions of ``neighbours.py``.
+- ``names``: a regular expression for whole names at the end of a path. ``*`` is any part of one
+  name, ``**`` any part of the path: ``"(?i)*expert*/kernel"`` fits ``layers/0/Experts_1/kernel``.
+- ``reading``: what the parameter is, and the axes of a matrix: ``"attention: in, (heads head)"``.
+  Axes in parentheses are on one side, ``in`` or ``out`` of the layer. ``heads``, ``head``, ``rank``
+  and other groups are the side that is not named. Any other axis is a batch axis. A number is an
+  axis of that size, and axes of one name have one size.
+- ``library``: the libraries with this convention, if it is not common to all.
+- ``condition``: a function of ``neighbours.py``.
 """
 
 import re
@@ -23,18 +21,18 @@ Condition = Callable[[Neighbours, str], bool]
 
 
 class PathRule(NamedTuple):
-    """What parameters are that fit a pattern."""
+    """A pattern, and the dimension numbers of the parameters that match it."""
 
     pattern: str  # regular expression, searched in the path "blocks/0/attn/query/kernel"
     dimension_numbers: DimensionNumbers | None  # None for the AdamW group
-    ndim: int | None = None  # number of axes that the rule is for; None means any
-    reading: str = ""  # what the rule takes the parameter for, as describe shows it
-    axes: Sequence[str] = ()  # their names; numbers and repeated names restrict the shape
-    condition: Condition | None = None  # asks the neighbours of a path about this reading
+    ndim: int | None = None  # number of axes; None means any
+    reading: str = ""  # what the parameter is, as describe shows it; "" in a user's rule
+    axes: Sequence[str] = ()  # names of axes; numbers and repeated names restrict the shape
+    condition: Condition | None = None  # whether names and shapes in the module allow the reading
 
     def match(self, name: str, shape: Shape) -> bool:
-        """Whether path and shape fit, without a look at the neighbours."""
-        # A vector is no matrix, whatever its path; a rule without ndim may only confirm that.
+        """Whether path and shape fit; ``condition`` is not checked."""
+        # A vector is not a matrix under any path: a rule without ndim fits it only with None.
         right_ndim = len(shape) == self.ndim
         if self.ndim is None:
             right_ndim = self.dimension_numbers is None or len(shape) >= 2
@@ -49,7 +47,7 @@ class PathRule(NamedTuple):
 def matrix(
     names: str, reading: str, library: str = "", condition: Condition | None = None
 ) -> PathRule:
-    """Makes a rule for matrices that lie as ``reading`` says."""
+    """Returns a rule for matrices with the axes in ``reading``."""
     groups = _groups(reading.partition(": ")[2])
     axes = [axis for group in groups for axis in group]
     numbers = MuonDimensionNumbers(*(x[0] if len(x) == 1 else x for x in _sides(groups)))
@@ -59,11 +57,10 @@ def matrix(
 def adamw(
     names: str, reading: str, axes: str = "", library: str = "", condition: Condition | None = None
 ) -> PathRule:
-    """Makes a rule for parameters that are not matrices."""
+    """Returns a rule for parameters that are not matrices."""
     found = [axis for group in _groups(axes) for axis in group] if axes else []
-    return PathRule(
-        _pattern(names), None, len(found) or None, _shown(reading, library), found, condition
-    )
+    ndim, reading = len(found) or None, _shown(reading, library)
+    return PathRule(_pattern(names), None, ndim, reading, found, condition)
 
 
 def _shown(reading: str, library: str) -> str:
@@ -77,15 +74,13 @@ def _pattern(names: str) -> str:
 
 
 def _groups(layout: str) -> list[list[str]]:
-    """Lists the names between commas: several in parentheses, or one."""
+    """Splits ``"in, (heads head)"`` into ``[["in"], ["heads", "head"]]``."""
     return [item.strip("()").split() for item in layout.split(", ")]
 
 
 def _sides(groups: Sequence[Sequence[str]]) -> tuple[Shape, Shape]:
-    """Finds the axes of the inputs and those of the outputs."""
     sides: dict[str, Shape] = {}
-    other: Shape = ()
-    start = 0
+    other, start = (), 0
     for group in groups:
         axes = tuple(range(start, start := start + len(group)))
         if side := {"in", "out"}.intersection(group):

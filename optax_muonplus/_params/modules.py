@@ -1,7 +1,7 @@
-"""What the classes of modules say of their arrays, whatever a model calls them.
+"""Readings of arrays by the class of their module, whatever their names are.
 
-Equinox keeps its modules in the tree, filtered or not, and so do other dataclasses. No library is
-imported: classes are known by their names. The state of an NNX model has no classes.
+Trees of Equinox and of other dataclasses contain the modules. The state of an NNX model has none.
+Classes are recognized by name: no library is imported.
 """
 
 import functools
@@ -16,19 +16,18 @@ from optax_muonplus._leaves.layout import DimensionNumbers, MuonDimensionNumbers
 from optax_muonplus._leaves.paths import Path, path_of_keys
 from optax_muonplus._params.flatten import FlatTree
 
-# Dimension numbers, None for AdamW, and what they rest on, in words.
+# Dimension numbers, or None for AdamW, and the reading in words.
 Annotation = tuple[DimensionNumbers | None, str]
 
-# Patches and times are embedded by layers, and rotary embeddings have no table.
+# Embeddings of patches and times are layers, and rotary embeddings have no table.
 _TABLE = re.compile(r"(?i)(?!.*(patch|time|rotary|proj|linear|mlp)).*embed")
 _IN_TABLE = re.compile(r"(?i)(?!.*(proj|linear|dense|kernel|bias))")
-# Equinox calls the lengths of rows g under weight normalization.
 _NORM = re.compile(r".*Norm(\d[dD])?$")
-_IN_NORM = re.compile("weight|g$")
+_IN_NORM = re.compile("weight|g$")  # g has the row norms in Equinox's WeightNorm
 
 
 def read_annotations(tree: FlatTree) -> dict[Path, Annotation]:
-    """Reads what arrays are by the classes of their modules, by their paths."""
+    """Returns the annotation of each array whose module's class is known, by path."""
     return dict(_walk(tree.tree, ()))
 
 
@@ -44,7 +43,6 @@ def _kind(cls: type) -> str | None:
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Annotation]]:
-    """Yields what is known of arrays below ``node``."""
     level = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
     if level is None:
         return

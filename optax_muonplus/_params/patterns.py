@@ -13,7 +13,7 @@ from optax_muonplus._leaves.record import LeafInfo
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.language import PathRule
 
-# Keys of a path as keystr writes them: ['a'], or [0] at its beginning or behind names such as .a
+# A path as keystr writes it: ['a'], or [0] at the start or after names such as .a
 _KEY = re.compile(r"\[['\"<]|^(\^?\.\w+)?(\.\w+)*\[\d+\]($|[.\[])")
 
 Rules = Sequence[Sequence[Any]]
@@ -21,9 +21,8 @@ LayerAxes = Mapping[str, AxisNumbers] | None
 
 
 def parse_rules(rules: Rules) -> list[PathRule]:
-    """Converts a user's rules; raises ValueError for what would be read as another rule."""
     if not isinstance(rules, Sequence) or not all(map(_is_rule, rules)):
-        raise ValueError(  # an iterator, too, which can be read once only
+        raise ValueError(  # also for an iterator, which can be read only once
             "rules must be a list of (pattern, dimension numbers or None), as in"
             f" rules=[('head', None)]; got {rules!r}. Dimension numbers are MuonDimensionNumbers or"
             " MatrixSpec, and a third item is the number of axes."
@@ -33,15 +32,12 @@ def parse_rules(rules: Rules) -> list[PathRule]:
 
 
 def _is_rule(rule: Any) -> bool:
-    if isinstance(rule, PathRule):
-        return True
     is_pair = isinstance(rule, Sequence) and not isinstance(rule, str) and len(rule) in (2, 3)
     is_pair = is_pair and bool not in map(type, rule)
-    return is_pair and isinstance(rule[1], DimensionNumbers | None)
+    return isinstance(rule, PathRule) or (is_pair and isinstance(rule[1], DimensionNumbers | None))
 
 
 def parse_layer_axes(layer_axes: LayerAxes) -> dict[str, AxisNumbers]:
-    """Returns axes by their patterns; raises ValueError for other things."""
     found = {} if layer_axes is None else layer_axes
     values = [*found.values()] if isinstance(found, Mapping) else [None]
     axes = [axis for x in values for axis in (x if isinstance(x, tuple | list) else [x])]
@@ -52,7 +48,7 @@ def parse_layer_axes(layer_axes: LayerAxes) -> dict[str, AxisNumbers]:
 
 
 def check_patterns(name: str, patterns: Sequence[Any]) -> None:
-    """Raises ValueError for no regular expression, or a path as ``jax.tree_util.keystr`` has it."""
+    """Raises ValueError unless each pattern is a regular expression for paths with slashes."""
     for pattern in patterns:
         try:
             is_path = _KEY.search(re.compile(pattern).pattern)
@@ -73,17 +69,17 @@ def check_matches(
     leaves: Sequence[LeafInfo],
     tree: FlatTree,
 ) -> None:
-    """Raises ValueError for a user's patterns that match no leaf, and none that was left out."""
+    """Raises ValueError for a user's patterns that match no leaf and could match none left out."""
     names = tree.names
     named_shapes = [(name, leaf.layer_shape) for name, leaf in zip(names, leaves, strict=True)]
     idle = [p for p in layer_axes if not any(re.search(p, name) for name in names)]
     for rule in rules:
-        # The lists in optax_muonplus.rules may be idle.
+        # Rules with a reading, from the lists in optax_muonplus.rules, may match nothing.
         if not rule.reading and not any(rule.match(*pair) for pair in named_shapes):
             idle.append(rule.pattern)
     if idle := [x for x in idle if not tree.could_match_masked(x)]:
         raise ValueError(
             f"Patterns that match no parameter: {', '.join(map(repr, idle))}. A rule needs the"
-            " right number of axes too, and vectors are no matrices. The paths are:"
+            " right number of axes too, and a vector is not a matrix. The paths are:"
             f" {list_paths((x.name, x.layer_shape) for x in leaves)}."
         )

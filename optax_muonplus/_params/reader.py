@@ -1,4 +1,4 @@
-"""Reads what each leaf is: by the user's rules, by the class of its module, or by default."""
+"""Readers of a tree: who is a matrix, by user's rules, classes of modules and default rules."""
 
 import collections
 import dataclasses
@@ -33,20 +33,20 @@ from optax_muonplus._params.stacks import infer_stacks, with_stacks
 from optax_muonplus._params.suggestions import suggest_rules
 from optax_muonplus._params.table import BIAS, DEFAULT_RULES
 
-PER_HEAD = "; per head"  # ends the rule of what omp.per_head cuts
+PER_HEAD = "; per head"  # end of the rule of a leaf that omp.per_head cuts
 
 
 class Reader(Protocol):
-    """Who is a matrix: :class:`RuleReader`, :class:`GivenNumbers` or ``omp.per_head``."""
+    """What :class:`RuleReader`, :class:`GivenNumbers` and ``omp.per_head`` have in common."""
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
-        """Makes a record of each leaf; ``known`` is False where nothing is known of it."""
+        """Returns a record of each leaf; ``known`` is False if no rule fits it."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class GivenNumbers:
-    """Reads matrices by a user's dimension numbers: a tree, a prefix tree, or a function to one."""
+    """Reads a tree by a user's dimension numbers: a tree, a prefix tree, or a function."""
 
     numbers: DimensionNumbersTree
 
@@ -59,10 +59,10 @@ class GivenNumbers:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RuleReader:
-    """Reads a tree by rules; called with one, it returns the dimension numbers of its leaves."""
+    """Reads a tree by rules; a call returns the tree of dimension numbers."""
 
-    rules: Sequence[PathRule] = ()  # the user's; they come before the default ones
-    # The axes along which layers are stacked, by patterns of paths.
+    rules: Sequence[PathRule] = ()  # the user's, before the default ones
+    # Axes of stacked layers, by patterns of paths.
     layer_axes: Mapping[str, AxisNumbers] = dataclasses.field(default_factory=dict)
 
     def __call__(self, params: Any) -> Any:
@@ -78,7 +78,6 @@ class RuleReader:
         return tree.unflatten(leaf.dimension_numbers for leaf in leaves)
 
     def read(self, tree: FlatTree) -> list[LeafInfo]:
-        """Makes a record for each leaf; ``known`` is False where no rule can read it."""
         leaves = with_stacks(tree.records(), self.layer_axes)
         check_matches(self.rules, self.layer_axes, leaves, tree)
         modules = _Modules(tree, leaves)
@@ -88,7 +87,7 @@ class RuleReader:
         leaves = with_layouts(map(_by_rule, users, defaults))
         if self.layer_axes:
             self._check_vectors([x for x in leaves if users[x.index] is None], tree)
-        # Matrices of default rules that seem to be one vector for each stacked layer.
+        # What default rules read as a matrix may be one vector per stacked layer.
         for axis, members in infer_stacks(leaves).values():
             why = f"no rule: a vector of each of {members[0].shape[axis]} layers?"
             for x in members:
@@ -99,7 +98,7 @@ class RuleReader:
         return leaves
 
     def _check_vectors(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> None:
-        """Raises ValueError where ``layer_axes`` makes vectors of kernels that are not stacked."""
+        """Raises ValueError if ``layer_axes`` turns kernels that are not stacked into vectors."""
         is_known = tree.holes or any(x.stack and x.layout for x in leaves)
         kernels = {x.path for x in leaves if re.search(r"(?i)kernel$|^w$", x.path[-1])}
         kernels |= set() if is_known else {x.path for x in RuleReader().read(tree) if x.layout}
@@ -112,40 +111,36 @@ class RuleReader:
             )
 
 
-def muon_dimension_numbers(
-    params: Any,
-    rules: Rules = (),
-    layer_axes: LayerAxes = None,
-) -> Any:
+def muon_dimension_numbers(params: Any, rules: Rules = (), layer_axes: LayerAxes = None) -> Any:
     """Dimension numbers of every parameter, by rules on its path; None means the AdamW group.
 
-    Leaves with fewer than two axes longer than 1 are not matrices. For the others the first rule
-    that fits decides: the given ``rules`` in order, then the default ones. Those send embeddings,
-    unembeddings, tables of positions and tokens, norms, scales, biases, LoRA factors and depthwise
-    kernels to AdamW. They know the kernels of attention, convolutions, patches and experts, and
-    read a 2-D ``weight`` as (out, in) and any other 2-D leaf as (in, out), unless the layer's bias
-    says the opposite. :func:`optax_muonplus.describe` says by which rule each parameter was read.
+    Leaves with fewer than two axes longer than 1 are not matrices. For all others the first rule
+    that fits decides: the given ``rules`` in order, then the default ones. The default rules send
+    embeddings, unembeddings, tables of positions and tokens, norms, scales, biases, LoRA factors
+    and depthwise kernels to AdamW. They know the kernels of attention, convolutions, patches and
+    experts. They read a 2-D ``weight`` as (out, in) and any other 2-D leaf as (in, out), unless
+    the layer's bias fits the other side only. :func:`optax_muonplus.describe` shows each rule.
 
-    Optimizers and :func:`optax_muonplus.describe` take both arguments themselves::
+    Optimizers and :func:`optax_muonplus.describe` take both arguments too::
 
       experts = omp.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
       omp.muonplus(0.02, rules=[("moe/w", experts)], layer_axes={"layers": 0})
 
     Args:
       params: parameters or updates; only paths, shapes and classes of modules are read.
-      rules: ``(pattern, dimension numbers or None)``, or with a third item, the number of axes that
-        the rule is for. Patterns are regular expressions, searched in paths such as
-        ``blocks/0/attn/query/kernel``. ``optax_muonplus.rules`` has lists of rules to pass.
-      layer_axes: patterns of the paths of stacked parameters, and the axis (or axes) along which
-        they are stacked: ``{"layers": 0}`` under ``nn.scan``, 1 in MaxText. The first that matches
-        holds, and rules see the shapes without these axes.
+      rules: ``(pattern, dimension numbers or None)``; a third item restricts the number of axes.
+        Patterns are regular expressions, searched in paths such as
+        ``blocks/0/attn/query/kernel``. ``optax_muonplus.rules`` has lists of rules.
+      layer_axes: the axis, or axes, along which layers are stacked, by patterns of paths:
+        ``{"layers": 0}`` under ``nn.scan``, 1 in MaxText. The first pattern found decides. Rules
+        see the shape of one layer.
 
     Returns:
       A tree with the structure of ``params``.
 
     Raises:
-      ValueError: if a given pattern matches no parameter, dimension numbers do not fit one, or no
-        rule a leaf of three or more axes: guessing its layout could mix experts or heads.
+      ValueError: if a given pattern matches no parameter, if dimension numbers do not fit, or if
+        no rule fits a leaf of three or more axes: a guessed layout could mix experts or heads.
     """
     return RuleReader(parse_rules(rules), parse_layer_axes(layer_axes))(params)
 
@@ -153,28 +148,21 @@ def muon_dimension_numbers(
 def reader_of(
     dimension_numbers: DimensionNumbersTree, rules: Rules = (), layer_axes: LayerAxes = None
 ) -> Reader:
-    """Makes the reader that a user's arguments ask for.
-
-    Raises ValueError for malformed rules, and for rules next to ``dimension_numbers``.
-    """
     axes = parse_layer_axes(layer_axes)
     if not rules and not axes and dimension_numbers is not None:
         is_reader = isinstance(dimension_numbers, RuleReader)
         return dimension_numbers if is_reader else GivenNumbers(dimension_numbers)
     if dimension_numbers is not None:
         raise ValueError(
-            "Got rules or layer_axes next to dimension numbers, which say of every parameter what"
-            " it is. Leave one of them out: rules come before the default ones. Functions such as"
+            "Got rules or layer_axes next to dimension numbers, which decide on every parameter."
+            " Leave one of them out: rules come before the default ones. Functions such as"
             " omp.per_head take both: omp.per_head(64, rules=[...], layer_axes={...})."
         )
     return RuleReader(parse_rules(rules), axes)
 
 
 def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
-    """Gives records the layouts that their dimension numbers, of one layer, describe.
-
-    Raises ValueError, which names all leaves that their dimension numbers do not fit.
-    """
+    """Adds layouts to records whose dimension numbers are those of one layer."""
     complete, wrong = [], []
     for leaf in leaves:
         try:
@@ -198,34 +186,30 @@ def _with_layout(leaf: LeafInfo) -> LeafInfo:
 
 
 def check_known(leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError for leaves that no rule can read, with the lines to write."""
+    """Raises ValueError for leaves that no rule fits, with rules to write."""
     if not all(leaf.known for leaf in leaves):
-        raise ValueError(
-            f"No rule says how these parameters are matrices:\n{suggest_rules(leaves)}"
-        )
+        rules = suggest_rules(leaves)
+        raise ValueError(f"No rule says how these parameters are matrices:\n{rules}")
 
 
 class _Modules:
-    """The parameters of a tree by their modules, of which rules ask about neighbours."""
+    """The shapes of a tree by module and path."""
 
     def __init__(self, tree: FlatTree, leaves: Sequence[LeafInfo]) -> None:
         self.names = normalize_paths(tree.paths)
         self.shapes: dict[str, dict[str, Shape]] = collections.defaultdict(dict)
-        shapes = [leaf.layer_shape for leaf in leaves]
-        holes = normalize_paths([*tree.holes])
-        for name, shape in zip([*holes, *self.names], [*[()] * len(holes), *shapes], strict=True):
+        shapes: dict[str, Shape] = dict.fromkeys(normalize_paths([*tree.holes]), ())
+        shapes |= zip(self.names, (leaf.layer_shape for leaf in leaves), strict=True)
+        for name, shape in shapes.items():
             module, path = _place(name)
             self.shapes[module][path] = shape
 
     def first_rule(self, leaf: LeafInfo, rules: Iterable[PathRule]) -> PathRule | None:
-        """Finds the first rule that fits a leaf, and on which the neighbours agree.
-
-        A user's own pattern is searched in the path as it is, one of a table without dots in it.
-        """
+        """Returns the first rule that fits a leaf and its neighbours."""
         module, path = _place(self.names[leaf.index])
         given, shape = "/".join(leaf.path), leaf.layer_shape
         for rule in rules:
-            is_users = not rule.reading
+            is_users = not rule.reading  # its pattern is searched in the path as it is
             fits = rule.match(given if is_users else self.names[leaf.index], shape)
             if fits and (is_users or _agree(rule, self.shapes[module], path)):
                 return rule
@@ -233,13 +217,9 @@ class _Modules:
 
 
 def _agree(rule: PathRule, shapes: Neighbours, path: str) -> bool:
-    """Whether the neighbours of a parameter agree with the reading of a rule.
-
-    There are as many outputs as the layer's bias has entries, if it has one. A bias as long as no
-    axis says nothing.
-    """
     if rule.condition and not rule.condition(shapes, path):
         return False
+    # A layer has as many outputs as its bias has entries. A bias as long as no axis is ignored.
     bias, shape = bias_of(shapes, path), shapes[path]
     if rule.dimension_numbers is None or len(bias) != 1 or bias[0] not in shape:
         return True
@@ -248,12 +228,10 @@ def _agree(rule: PathRule, shapes: Neighbours, path: str) -> bool:
 
 
 def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None) -> LeafInfo:
-    """Reads a leaf by the default rules, and by the class of its module."""
     rule = modules.first_rule(leaf, DEFAULT_RULES)
     known = rule is not None
     spec, reading = (rule.dimension_numbers, rule.reading) if rule else (None, "no rule")
-    # The name decides whether it is a matrix; the class decides the layout. A table is one under
-    # any name.
+    # The name decides whether it is a matrix, the class its layout. An embedding is never a matrix.
     is_table = annotation is not None and annotation[1].startswith("embedding")
     if annotation and (is_table or not known or spec is not None):
         (spec, reading), known = annotation, True
@@ -263,7 +241,7 @@ def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None
 
 
 def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
-    """Applies a rule of the user, and notes where it overrides AdamW's; a vector is no matrix."""
+    """Applies a user's rule, if any, to a leaf as the default rules read it."""
     spec, reading, known = default.dimension_numbers, default.rule, default.known
     if rule is not None:
         overrides = rule.dimension_numbers and known and spec is None
@@ -278,6 +256,6 @@ def _by_rule(rule: PathRule | None, default: LeafInfo) -> LeafInfo:
 
 
 def _place(name: str) -> tuple[str, str]:
-    """Cuts a path in two: its module, and the last two names."""
+    """Splits a path into its module and the last two names."""
     parts = name.split("/")
     return "/".join(parts[:-2]), "/".join(parts[-2:])

@@ -1,4 +1,4 @@
-"""Records of all leaves of a tree."""
+"""The records of all leaves of a tree."""
 
 import warnings
 from typing import Any
@@ -10,23 +10,15 @@ from optax_muonplus._leaves.paths import VALUE, list_paths
 from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 from optax_muonplus._params.flatten import FlatTree
 from optax_muonplus._params.reader import Reader, check_known
-from optax_muonplus._params.sharding import (
-    ShardingTree,
-    broadcast_shardings,
-    shardings_of,
-)
+from optax_muonplus._params.sharding import ShardingTree, broadcast_shardings, shardings_of
 
 
 def resolve(
     tree: Any, reader: Reader, sharding: ShardingTree = None, strict: bool = True
 ) -> ResolvedTree:
-    """Looks up each leaf of ``tree``: arrays, or anything with a shape and dtype.
-
-    Raises ValueError if dimension numbers or shardings do not cover the tree or do not fit a leaf,
-    and for leaves that no rule can read unless ``strict`` is False, which marks them unknown.
-    """
+    """Reads all leaves of ``tree``; with ``strict``, one that no rule fits is an error."""
     flat = FlatTree.of(tree)
-    if not flat.paths:  # the placeholder for parameters by which optax.tree.map_params finds them
+    if not flat.paths:  # a placeholder of optax.tree.map_params
         return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
     _check_arrays(flat)
     leaves = reader.read(flat)
@@ -47,7 +39,7 @@ def resolve(
 
 
 def _check_arrays(tree: FlatTree) -> None:
-    """Raises ValueError, naming the leaves, for what has no dtype, such as a model's functions."""
+    """Raises ValueError for leaves without a dtype, such as a model's functions."""
     pairs = zip(tree.names, tree.arrays, strict=True)
     plain = int | float | complex
     odd = [(n, f"({x!r})") for n, x in pairs if not (isinstance(x, plain) or hasattr(x, "dtype"))]
@@ -59,11 +51,9 @@ def _check_arrays(tree: FlatTree) -> None:
 
 
 def _without_boxes(labels: Any) -> Any:
-    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label.
-
-    Where Optax leaves a parameter out, it puts a ``MaskedNode`` in the place of the label. Inside
-    of a Variable it would be the value, which has no dtype or shape when the Variable is used.
-    """
+    """Replaces each Flax Variable, or box of Linen's metadata, in ``labels`` by its label."""
+    # Optax replaces the label of an omitted parameter by a MaskedNode. Inside a Variable it would
+    # be a value without dtype or shape.
 
     def boxed(x: Any) -> Any:
         level = jax.tree_util.default_registry.flatten_one_level_with_keys(x)
@@ -77,11 +67,11 @@ def _without_boxes(labels: Any) -> Any:
 
 
 def _warn_of_one_vector(leaves: list[LeafInfo]) -> None:
-    """Warns of parameters that are one vector, without any name: AdamW gets all of it."""
+    """Warns if the parameters are one flat vector, which AdamW gets whole."""
     if [(x.path, len(x.shape)) for x in leaves] == [((), 1)]:
         warnings.warn(
             f"The parameters are one vector of shape {leaves[0].shape}: nothing in it is a matrix,"
-            " and all of it gets AdamW. optax.flatten and ravel_pytree make such vectors: leave"
-            " them out, so that parameters come as a tree.",
+            " and all of it gets AdamW. Pass a tree of parameters, without optax.flatten or"
+            " ravel_pytree.",
             stacklevel=2,
         )

@@ -1,7 +1,7 @@
-"""How leaves lie on a mesh: from the argument ``sharding``, or from the arrays themselves.
+"""Shardings of leaves: from the argument ``sharding``, or from the arrays themselves.
 
-A concrete array says how it is sharded, and so does one on Explicit mesh axes, by its type. Under
-``jax.jit`` on Auto axes it is not known before the program is compiled.
+A concrete array has a sharding, and an array on Explicit mesh axes has one in its type. Under
+``jax.jit`` on Auto axes the sharding is unknown until the program is compiled.
 """
 
 import math
@@ -37,7 +37,7 @@ ShardingTree = Any
 
 
 def broadcast_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
-    """Returns the entry of ``sharding`` for each leaf of ``tree``; a single device is no entry."""
+    """Returns the entry of ``sharding`` for each leaf of ``tree``; None for a single device."""
     if isinstance(sharding, Mesh | AbstractMesh):
         raise ValueError(
             "sharding is a mesh, which does not say how each parameter is cut over it: give"
@@ -50,14 +50,8 @@ def broadcast_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSha
 
 
 def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
-    """Shards every leaf of ``state`` that mirrors a parameter like that parameter.
-
-    A leaf mirrors a parameter if its path ends in the parameter's and it has its shape. One with a
-    number for each block of a parameter is sharded like it, but along axes that do not divide.
-    Under ``jax.jit`` on Auto axes the zeros of a state would otherwise be made on one device.
-
-    Raises ValueError if a sharding does not fit its parameter or differs from the array's own.
-    """
+    """Gives every leaf of ``state`` with a parameter's path and shape that parameter's sharding."""
+    # Under jax.jit on Auto axes the zeros of a state would otherwise be made on one device.
     shardings_of(tree, tree.leaves)
     params = {x.path: (x.shape, x.given_sharding) for x in tree.leaves if x.given_sharding}
     if not params:
@@ -71,7 +65,7 @@ def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
         shape, sharding = params[path[start:]]
         if np.shape(leaf) == shape:
             return _constrain(leaf, sharding)
-        # A field of this name has block scales; NorMuon's rows lie as the compiler has them.
+        # A field of this name has one number per block. NorMuon's rows are left to the compiler.
         is_scales = path[:start][-1:] == ("scales",) and np.ndim(leaf) == len(shape)
         return _constrain(leaf, _over_blocks(sharding, np.shape(leaf))) if is_scales else leaf
 
@@ -80,7 +74,7 @@ def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
 
 
 def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSharding | None]:
-    """Returns how some leaves lie on a mesh; ValueError names all for which that cannot be."""
+    """Returns the shardings of ``leaves``, checked; None where a sharding is not known."""
     shardings, wrong = [], []
     meshes: dict[Any, str] = {}
     for leaf in leaves:
@@ -101,6 +95,7 @@ def shardings_of(tree: ResolvedTree, leaves: Sequence[LeafInfo]) -> list[LeafSha
 
 
 def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns ``given`` without axes whose shards do not divide ``shape``."""
     entries = _spec_entries(given.spec, len(shape))
     shards = (math.prod(given.mesh.shape[name] for name in names) for names in entries)
     rows = zip(shape, entries, shards, strict=True)
@@ -109,7 +104,7 @@ def _over_blocks(given: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
 
 
 def _constrain(leaf: Any, given: NamedSharding) -> Any:
-    """Shards ``leaf`` over the Auto axes of ``given``; its type shards it over Explicit ones."""
+    """Shards ``leaf`` over the Auto axes of ``given``; its type has the Explicit ones."""
     actual = concrete_sharding(leaf)
     auto = axes_of_type(given.mesh, AxisType.Auto)
     inside = axes_of_type(jax.typeof(leaf).sharding.mesh, AxisType.Manual)
@@ -120,7 +115,7 @@ def _constrain(leaf: Any, given: NamedSharding) -> Any:
 
 
 def _spec_entries(spec: PartitionSpec, ndim: int = 0) -> list[tuple[str, ...]]:
-    """Lists the mesh axes of each axis, of ``ndim`` axes at least."""
+    """Returns the mesh axes of each array axis, for at least ``ndim`` axes."""
     entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
     return entries + [()] * (ndim - len(entries))
 
@@ -133,28 +128,24 @@ def concrete_sharding(leaf: Any) -> NamedSharding | None:
 def _leaf_sharding(
     x: Any, given: NamedSharding | None, layout: MatrixLayout | None
 ) -> LeafSharding | None:
-    """Returns how a leaf lies on a mesh; None where that is not known, or on one device.
-
-    A surrounding ``jax.shard_map`` must not have cut its matrices, if its ``layout`` has any;
-    ``given`` is its entry in the argument ``sharding``.
-    """
+    """Returns the sharding of a leaf; None if it is unknown or on one device."""
     typed = jax.typeof(x).sharding
     sizes = typed.mesh.shape
     varying = sorted(name for name in varying_axes(jax.typeof(x)) if sizes[name] > 1)
     explicit = axes_of_type(typed.mesh, AxisType.Explicit)
     if given is None and varying and layout is not None:
+        axis = varying[0]
         raise ValueError(
-            f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken, so"
-            " that it may be a shard of a matrix, and a shard of a matrix has no polar factor."
-            " Average gradients first (jax.lax.pmean); update matrices that are cut outside of the"
-            " shard_map. Where each device has whole matrices of its own, say so:"
-            f" sharding=NamedSharding(mesh, P({varying[0]!r})) if the first axis, of layers or"
-            " experts, is cut, P() if none is"
+            f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken: it"
+            " may be a shard of a matrix, which has no polar factor. Average gradients first"
+            " (jax.lax.pmean), and update matrices that are cut outside of the shard_map. If each"
+            f" device has whole matrices of its own, pass sharding=NamedSharding(mesh, P({axis!r}))"
+            " if the first axis, of layers or experts, is cut, or P() if none is"
         )
     source = given or concrete_sharding(x) or (typed if explicit else None)
     if source is None:
         return None
-    # The same axes may be of other types where the array is used than where the argument was made.
+    # The types of the mesh axes may have changed since the argument was made.
     mesh = source.mesh if typed.mesh.empty else typed.mesh
     spec = _check_spec(source.spec, np.shape(x), mesh, layout.matrix_axes if layout else ())
     on_one_device = math.prod(mesh.shape[name] for name in usable_axes(mesh)) == 1
@@ -177,7 +168,7 @@ def _check_against_arrays(tree: ResolvedTree) -> None:
 def _check_spec(
     spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, whole: Sequence[int]
 ) -> tuple[tuple[str, ...], ...]:
-    """Checks the mesh axes of each axis, and leaves out those that ``jax.shard_map`` has taken."""
+    """Returns the mesh axes of each array axis, without those that ``jax.shard_map`` has taken."""
     entries, usable = _spec_entries(spec, len(shape)), usable_axes(mesh)
     if taken := {name for axis in whole for name in entries[axis]}.difference(usable):
         raise ValueError(

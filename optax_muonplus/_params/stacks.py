@@ -1,7 +1,7 @@
-"""Finds the axes along which layers are stacked: given by ``layer_axes``, or inferred from shapes.
+"""Axes along which layers are stacked: given by ``layer_axes``, or inferred from shapes.
 
-Under a scan each parameter gets an axis of layers: kernels have three axes then, and norms and
-biases have two, as a kernel has. A vector of each layer is no matrix.
+Under a scan each parameter has an axis of layers: a kernel has three axes, and a norm or bias has
+two, as an unstacked kernel has. One vector per layer is not a matrix.
 """
 
 import collections
@@ -20,11 +20,8 @@ _CONTAINER = re.compile(r"(?i)layer|block|stack|stage|scan|^h$")
 def with_stacks(
     leaves: Sequence[LeafInfo], layer_axes: Mapping[str, AxisNumbers]
 ) -> list[LeafInfo]:
-    """Sets ``stack`` on every leaf that a pattern of ``layer_axes`` finds.
-
-    Raises ValueError where one stack has several numbers of layers, as with a wrong axis. One stack
-    is what a pattern finds below one node: the name in which the match ends.
-    """
+    """Sets ``stack`` on every leaf whose path matches a pattern of ``layer_axes``."""
+    # One stack is what a pattern matches below one node, the name in which the match ends.
     stacked, stacks = [], collections.defaultdict(list)
     for leaf in leaves:
         name = "/".join(leaf.path)
@@ -47,15 +44,11 @@ def with_stacks(
 
 
 def infer_stacks(leaves: Sequence[LeafInfo]) -> dict[Path, tuple[int, Sequence[LeafInfo]]]:
-    """Finds containers, by their names, whose leaves of two axes seem to be vectors of layers.
-
-    All leaves of two axes and more below such a container have one size on one axis, which batches
-    the kernels among them and is shorter than their widest side. A container with numbered
-    children is a list, not a stack. Returns the axis and these leaves, by the container's path.
-    """
+    """Finds containers that seem to hold stacked layers; returns axis and leaves, by path."""
     below: dict[Path, list[LeafInfo]] = collections.defaultdict(list)
     for leaf in leaves:
         for n in range(1, len(leaf.path)):
+            # A container with numbered children is a list, not a stack.
             is_container = _CONTAINER.search(leaf.path[n - 1]) and not leaf.path[n].isdigit()
             if is_container and len(leaf.shape) > 1 and not leaf.stack:
                 below[leaf.path[:n]].append(leaf)
@@ -68,8 +61,8 @@ def infer_stacks(leaves: Sequence[LeafInfo]) -> dict[Path, tuple[int, Sequence[L
 
 
 def _is_stack(axis: int, members: Sequence[LeafInfo]) -> bool:
-    """Whether members have one size on ``axis``, and both kernels and vectors are among them."""
-    # A leaf that AdamW gets, as a bias of heads, may have other axes.
+    """Whether ``axis`` has one size in all members and is a batch axis of the kernels."""
+    # A leaf for AdamW, such as a bias of heads, may have other axes.
     kernels = [x for x in members if len(x.shape) > 2 and x.batch_axes]
     batched = all(
         axis in x.batch_axes and x.shape[axis] < max(x.shape[:axis] + x.shape[axis + 1 :])

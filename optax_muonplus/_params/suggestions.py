@@ -1,4 +1,4 @@
-"""The arguments to write for parameters that no rule can read."""
+"""Suggested arguments for parameters that no rule fits."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from optax_muonplus._leaves.record import LeafInfo
 from optax_muonplus._params.neighbours import is_plausible
 from optax_muonplus._params.stacks import infer_stacks
 
-_WINDOW = 7  # where no name tells a window from layers and experts, its sides are no longer
+_WINDOW = 7  # longest side of a window whose name is not that of a convolution
 _QKV = r"(?i)(^|[/_])(w|to_)?(qkv|kv|[qkv]|query|key|value)(_proj(ection)?)?(/\w+)?$"
 _OUT = r"(?i)^(?!.*(expert|moe)).*\b(o|out|(attn_)?o(ut)?_proj(ection)?|attention_output)(/\w+)?$"
 _HELP = """]
@@ -20,7 +20,7 @@ Where layers are stacked on an axis, pass layer_axes={pattern: axis}."""
 
 
 def suggest_rules(leaves: Sequence[LeafInfo]) -> str:
-    """Lists the unknown ones of all ``leaves``, and the arguments for them."""
+    """Lists the unknown leaves and the arguments to pass for them."""
     unknown = [x for x in leaves if not x.known]
     shown = [f"  {name} {shape}" for name, shape in fold_all((x.name, x.shape) for x in unknown)]
     stacks = infer_stacks(leaves).items()
@@ -34,14 +34,14 @@ def suggest_rules(leaves: Sequence[LeafInfo]) -> str:
     for leaf in unknown:
         name, shape = "/".join(leaf.path), leaf.layer_shape
         axes, is_guess = _axes(name, shape, biases.get(leaf.path[:-1], ()))
-        # Muon+ would leave nothing but signs of a matrix with one row or column.
+        # Of a matrix with one row or column Muon+ would leave only signs.
         is_matrix = min(_block(shape, axes)[1:]) > 1
         value = f"omp.MuonDimensionNumbers{axes}" if is_matrix else None
-        pattern = re.sub(r"\d+", r"\\d+", f"^{re.escape(name)}$")  # and the same in other layers
+        pattern = re.sub(r"\d+", r"\\d+", f"^{re.escape(name)}$")  # same in other layers
         rules[f"  ({pattern!r}, {value}, {len(shape)}),"] = None
         if is_guess and is_matrix:
             guesses[f"{axes} is a guess from names and shapes."] = None
-    lines = ["If their axes are what these lines say, pass", "rules=[", *rules, _HELP, *guesses]
+    lines = ["If these axes are right, pass", "rules=[", *rules, _HELP, *guesses]
     return "\n".join([*shown, *lines])
 
 
@@ -50,12 +50,12 @@ def _block(shape: Shape, axes: tuple) -> tuple[int, int, int]:
 
 
 def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
-    """Finds the likely axes of an unknown leaf, of one layer, and whether they are a guess."""
+    """Returns the likely axes of one layer of a leaf, and whether they are a guess."""
     bias, n = tuple(size for size in bias if size > 1), len(shape)  # Equinox adds axes of length 1
     out_first = re.search(r"weight(_v)?(/0|/array)?$", name) is not None
     sides = shape[2:] if out_first else shape[:-2]
     ends: list[Shape] = [(0,), (1,)] if out_first else [(n - 1,), (n - 2,)]
-    # PyTorch's ConvTranspose2d is (in, out, *window), and Keras' Conv2DTranspose (.., out, in).
+    # PyTorch's ConvTranspose2d is (in, out, *window), Keras' Conv2DTranspose (*window, out, in).
     if re.search(r"(?i)_transpose|convtranspose|deconv", name):
         ends.reverse()
     if 1 < len(bias) < n:
@@ -73,7 +73,7 @@ def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
 
 
 def _guess(name: str, shape: Shape, out_first: bool) -> tuple:
-    """Finds axes that make matrices as layers have them."""
+    """Returns axes whose matrices have plausible sides."""
     *lead, last = range(len(shape))
     for axes, names in (((0, (*lead[1:], last)), _QKV), ((tuple(lead), last), _OUT)):
         _, short, long = sorted(_block(shape, axes))

@@ -1,26 +1,23 @@
-"""The default rules as a table: which parameters are matrices, and how they are stored.
-
-The first rule that fits a parameter is taken; ``language.py`` explains how they are written.
-"""
+"""The default rules, in order: the first one that fits decides. ``language.py`` has the syntax."""
 
 from optax_muonplus._params import neighbours as near
 from optax_muonplus._params.language import PathRule, adamw, matrix
 
 _QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
-_KERNEL = "/(kernel|w)"  # Flax and Keras have kernels, Haiku a w
+_KERNEL = "/(kernel|w)"  # kernel in Flax and Keras, w in Haiku
 _FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
 _TUNIX = "MaxText, tunix, Keras"
 _TORCH, _ONE = "Equinox, PyTorch", "depthwise or one channel"
 _WEIGHT = ("weight: out, in", "Equinox, PyTorch, Haliax")
-_OWN = "(/*)?"  # also where the names are those of the module that owns the parameter
+_OWN = "(/*)?"  # the name is that of the parameter or of its module
 COUNTER = r"(_?\d+)?"
 _PATCH = r"(?i)(*(embed|patch)*|stem)(/proj(ection)?|/conv)?"
 _CONV = "(?i)*conv*"
-# Not where layers may be stacked. Transposed ones of Keras have outputs before inputs.
+# Not in containers of stacked layers. Keras' transposed convolutions have outputs before inputs.
 _STACK = r"(**/)?(layers|blocks|stages|stack*|scan*|h)/(?!\d)"
 _WINDOW = f"(?i)^(?!{_STACK}|**_transpose)(**/)?*conv*/kernel"
 _SIDES = ("width", "height width", "depth height width")
-# Not in a part of the network that is repeated or has outputs of its own.
+# Not in a part of the network that is repeated or has its own outputs.
 TOP = (
     r"(?i)^(?!(**/)?*(\d|layers|block|att|mha|multi_?head|self|cross|mlp|ffn|feed|moe|expert|cell"
     r"|mixer|ssm|mamba|rnn|lstm|gru)*/)(**/)?"
@@ -30,13 +27,13 @@ _NUMBERS = r"(/\d+){0,}"  # in lists
 _EXPERT = "*expert*/(*/)?kernel"
 _EMBED_PROJ = r"*emb(ed(ding)?)?s?_proj(ect(ion|or))?"
 _EMBED = r"(*embed*|(*_)?emb(_*|\d+)?|w[tp]e)"
-# What is within an embedding and is a layer by its name, which no table is.
+# A layer within an embedding module, which is not a table.
 _LAYER = r"(*(proj(ection)?|dense|linear|mlp|conv|att|norm|layer|ffn|fc)*|lin|in|out|up|down|gate)/"
 _DECAY = "(a|lambda|nu|theta|gamma)"
 
 BIAS = "bias of stacked layers or heads"
 DEFAULT_RULES: tuple[PathRule, ...] = (
-    # Published recipes train adapters by AdamW.
+    # Published recipes train adapters with AdamW.
     adamw("(?i)*lora(_*)?_([ab]|up|down)(/*){0,}|*lora*/([ab]|up|down)(/*)?", "LoRA factor"),
     adamw(
         r"(?i)(*_)?(bias(es|_[ih]h(_l\d+)?(_reverse)?)?|(scale|offset|gain|gamma|beta)s?|lambdas)"
@@ -47,16 +44,16 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     adamw(
         r"(?i)(*_)?(skip|resid(ual)?|x0)_(weight|mix|gate|gain|lambda)(e?s)?", "weights of channels"
     ),
-    adamw("*/b", "bias", library="Haiku"),  # it has a module above it
+    adamw("*/b", "bias", library="Haiku"),  # always within a module
     adamw(rf"(?i)(*_)?b*{_NUMBERS}|\d+", BIAS, condition=near.is_bias),
-    # Patches have "embed" in their names, and are matrices nevertheless.
+    # Patch embeddings are matrices, in spite of "embed" in their names.
     matrix(_PATCH + _KERNEL, "patches: (side side in), out", _ANY),
     matrix(_PATCH + "/weight", "patches: out, (in side side)", _TORCH),
     matrix("(?i)*patch*" + _KERNEL, "patches: in, out", _FLAX),
     matrix(f"(?i){_EMBED_PROJ}{_KERNEL}", "kernel: in, out", _ANY),
     matrix(f"(?i){_EMBED_PROJ}/weight", *_WEIGHT),
     adamw(rf"(?i){_EMBED}{_OWN}", "embedding", condition=near.is_table),
-    # In lists and dicts. Networks of times are called so too, and have biases.
+    # Tables in lists and dicts. Networks that embed times have such names too, and biases.
     adamw(
         rf"(?i)(?!*time|*patch){_EMBED}{_NUMBERS}/(?!{_LAYER})*((/\d+){{1,}}(/weight)?|/weight)"
         rf"|(*_)?(vocab(ulary)?|tok|lookup|lut|words?){COUNTER}{_NUMBERS}(/(weight|table))?"
@@ -97,7 +94,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
         "stacked vectors",
     ),
     adamw("(?i)delta|omega|damping*|decay*|ema_*", "stacked vectors", "width, state, 1"),  # Mega
-    # Step sizes and rates of decay: S4, S5, the LRU, Mamba.
+    # State-space models: S4, S5, the LRU, Mamba.
     adamw(
         rf"(?i)log_(?!*(proj|weight|kernel))*|*_log|(*_)?dt|time_?(step|scale|constant)s?|step_sizes?|(*_)?decay(_rate)?s?"
         rf"|lambda|inv_{_DECAY}"
@@ -113,7 +110,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     matrix("kernel|w|pointwise_kernel", "convolution: (1 1 in), out", _ANY),
     matrix("*/weight", "convolution: out, (in 1 1)", _TORCH),
     *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, near.is_one_kernel) for x in _SIDES),
-    # Stacked kernels (layers, in, out) have as many axes as these: the neighbours tell.
+    # Stacked kernels (layers, in, out) have as many axes: the conditions compare the heads.
     matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, near.heads_may_match),
     matrix("out/kernel", "attention: (heads head), out", "Flax", near.heads_may_match),
     matrix(_QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, near.heads_match),
@@ -121,9 +118,8 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     matrix("q_einsum" + _KERNEL, "attention: heads, in, head", "Gemma"),
     matrix("q?kv_einsum" + _KERNEL, "attention: part, heads, in, head", "Gemma"),
     matrix("attn_vec_einsum" + _KERNEL, "attention: (heads head), out", "Gemma"),
-    # A shared expert is one for all tokens. Layers may be stacked behind the inputs.
+    # A shared expert is a single layer. The condition excludes (in, layers, out).
     matrix(f"(?i)(?!**shared){_EXPERT}", "experts: expert, in, out", "Flax", near.are_many),
-    # Equinox and PyTorch name it so and store it as (out, in).
     matrix(
         r"weight(_v|_orig)?|weight_[ih][hr](_l\d+)?(_reverse)?|(in|[qkv])_proj_weight"
         "|parametrizations/*/original1",

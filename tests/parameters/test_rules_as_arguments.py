@@ -135,7 +135,7 @@ def test_suggestions_are_right_for_each_leaf_and_stand_on_lines_of_their_own():
     [
         (
             {"rules": [("bias", omp.MuonDimensionNumbers(0, 1))]},
-            r"^Patterns that match no parameter: 'bias'. .* vectors are .* b/bias \(2,\)",
+            r"^Patterns that match no parameter: 'bias'. .* a vector is .* b/bias \(2,\)",
         ),
         ({"rules": [("x", None)]}, "^Patterns that match no parameter: 'x'.*The paths are: b/bias"),
         (
