@@ -1,4 +1,4 @@
-"""Makes the state of one optimizer that of another: Optax's Muon, AdamW, and this library's."""
+"""``take_over``: the state of one optimizer as that of another."""
 
 import difflib
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._leaves import paths
 
 MOMENTS = MOMENTUM, FIRST, SECOND = "momentum", "first moment", "second moment"
-# Counts of updates. A schedule's comes first: moments may have started anew in the middle of a run.
+# Counts of updates, a schedule's first: moments may have started anew within a run.
 UPDATES = SCHEDULE, STEPS, INJECTED = "schedule", "accumulated steps", "injected"
 COUNTS = *UPDATES, AVERAGED, ADAM = *UPDATES, "momentum's count", "AdamW's count"
 SETTING, _SETTINGS = "setting", ("hyperparams", "ns_coeffs", "b1")
@@ -30,9 +30,9 @@ _ROLES: dict[Any, dict[str, str]] = {
 class TakenOver(NamedTuple):
     """What :func:`take_over` did with each array, such as ``"up/kernel: momentum"``.
 
-    The new state has what was ``kept`` from the old one, and what ``started_anew`` as it was
-    initialised. It has no place for what was ``not_used``. What is no momentum or moment has its
-    path and the class of its state, as in ``"1/ema/up/kernel: EmaState"``.
+    Arrays of the new state were ``kept`` from the old one, or ``started_anew``. Those of the old
+    state without a place in the new one were ``not_used``. Arrays that are no moments are named
+    with the class of their state: ``"1/ema/up/kernel: EmaState"``.
     """
 
     kept: tuple[str, ...]
@@ -48,33 +48,31 @@ class TakenOver(NamedTuple):
 def take_over(
     old_state: optax.OptState, new_state: optax.OptState, params: optax.Params
 ) -> tuple[optax.OptState, TakenOver]:
-    r"""Makes the state of a running optimizer that of another, in the middle of a run.
+    r"""Converts the state of a running optimizer to that of another, in the middle of a run.
 
-    Arrays are matched by the paths of their parameters and by their roles, in any wrappers. Our
-    momentum, that of ``optax.contrib.muon`` and AdamW's first moment are the same average,
-    :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. AdamW's group keeps its moments and its one count
-    if the old state has both moments of all its parameters; else all of it starts anew, as a second
-    moment that starts late would make long steps. An array of another shape starts anew too. A
-    count goes on from that of its kind at the most similar path, or else from another count of
-    updates. What other wrappers have is kept where the new state has it at the same path. Rates
-    and other numbers are those of the new optimizer. Take over outside of ``jax.jit``, after a
-    complete step of accumulated gradients.
+    Arrays are matched by the paths of their parameters and by their roles, in any wrapper. The
+    momenta here and in ``optax.contrib.muon`` and AdamW's first moment are the same average,
+    :math:`M_t = \beta M_{t-1} + (1 - \beta) G_t`. An array of another shape starts anew. AdamW's
+    moments and count start anew together, unless the old state has both moments of all its
+    parameters: a second moment that starts late makes long steps. A count continues the one of its
+    kind at the most similar path, or another count of updates. The state of other wrappers is kept
+    if the new state has it at the same path. Rates and other numbers are the new optimizer's.
+
+    Call it outside of ``jax.jit``, after a complete step of accumulated gradients.
 
     Args:
-      old_state: state of ``optax_muonplus``, ``optax.contrib.muon`` or ``optax.adamw``, in any
-        wrapper.
-      new_state: ``tx.init(params)`` of the optimizer to go on with.
+      old_state: state of this library, ``optax.contrib.muon`` or ``optax.adamw``, in any wrapper.
+      new_state: ``tx.init(params)`` of the new optimizer.
       params: the parameters of both; only their paths are read.
 
     Returns:
-      The new state, with the structure, dtypes and shardings of ``new_state``, and a
-      ``TakenOver`` to print. Arrays that need no conversion are those of ``old_state``: do not
-      use it any more if the new one is donated.
+      The new state, with the structure, dtypes and shardings of ``new_state``, and a ``TakenOver``
+      to print. Arrays that need no conversion are those of ``old_state``: do not use it again if
+      the new state is donated.
 
     Raises:
-      ValueError: for a state in which no momentum of these parameters is found; for arrays, or
-        counts, two of which could be meant; for gradients of a step that is not complete and that
-        the new state has no place for.
+      ValueError: if no momentum of these parameters is found, if several arrays or counts could be
+        meant, or if gradients of an incomplete step have no place in the new state.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -90,7 +88,7 @@ def take_over(
     by_name = {(x.role, x.name): x for x in old}
     pairs = [(x, _count(x, old) if x.role in COUNTS else _source(x, by_name)) for x in new]
     arrays = [(x, source) for x, source in pairs if x.role not in (SETTING, *COUNTS)]
-    # One count serves all moments of AdamW, so they go on together; a momentum alone may be new.
+    # All moments of AdamW share a count, so they continue together; a momentum alone may be new.
     anew = {x.group for x, _ in arrays} - {x.group for x, source in arrays if source}
     anew |= {x.group for x, source in arrays if not source and x.role != MOMENTUM}
     pairs = [(x, y if x.role in UPDATES or x.group not in anew else None) for x, y in pairs]
@@ -110,13 +108,13 @@ class _Leaf(NamedTuple):
     """An array of a state."""
 
     role: str  # the class of its state, if no other is known
-    name: str  # path of its parameter, or else in the state
-    group: str  # path of the named tuple that it is in
+    name: str  # path of its parameter, or its own path in the state
+    group: str  # path of its named tuple
     value: Any
 
 
 def _read(what: str, state: optax.OptState, params: optax.Params) -> list[_Leaf]:
-    """Returns the arrays of a state in order; raises ValueError if it is no known state."""
+    """Returns the arrays of a state in order; raises ValueError if it has no known momentum."""
     from optax_muonplus.int8 import widen
 
     names = {paths.path_name(path) for path in paths.flatten_with_names(params)[0]}
@@ -132,9 +130,8 @@ def _read(what: str, state: optax.OptState, params: optax.Params) -> list[_Leaf]
     if not known:
         raise ValueError(
             f"Got a {type(state).__name__} as {what}, in which no momentum of these parameters is"
-            " found. Known are the states of optax_muonplus, of optax.contrib.muon and of"
-            " optax.adamw, in any wrapper. Pass tx.init(params), or what updates made of it, with"
-            " the parameters as the optimizer's init got them."
+            " found. Known are the states of optax_muonplus, optax.contrib.muon and optax.adamw,"
+            " in any wrapper. Pass tx.init(params) or a later state, with the same params."
         )
     return leaves
 
@@ -172,14 +169,14 @@ def _name(keys: Any) -> str:
 
 
 def _source(leaf: _Leaf, old: dict[tuple[str, str], _Leaf]) -> _Leaf | None:
-    """Finds the old array of that role, name and shape, or a first moment for a momentum."""
+    """Finds the old array of this role, name and shape, or a first moment for a momentum."""
     roles = {MOMENTUM: (MOMENTUM, FIRST), SETTING: ()}.get(leaf.role, (leaf.role,))
     same = (old[role, leaf.name] for role in roles if (role, leaf.name) in old)
     return next((x for x in same if not array_misfit(leaf.value, x.value)), None)
 
 
 def _count(leaf: _Leaf, old: list[_Leaf]) -> _Leaf | None:
-    """Finds the count of that kind at the most similar path, or else one of updates."""
+    """Finds the count of this kind at the most similar path, or else a count of updates."""
     kinds = ([x for x in old if x.role == role] for role in (leaf.role, *COUNTS))
     counts = next(filter(None, kinds), [])
     path = leaf.name.split("/")
@@ -195,23 +192,21 @@ def _count(leaf: _Leaf, old: list[_Leaf]) -> _Leaf | None:
 
 
 def _check_complete(unused: list[_Leaf]) -> None:
-    """Raises ValueError if gradients of a step that is not complete would be dropped."""
+    """Raises ValueError if gradients of an incomplete step would be dropped."""
     counts = ("MultiStepsState", "mini_step"), ("ApplyEvery", "count")
     for leaf in unused:
         if (leaf.role, leaf.name.split("/")[-1]) in counts and leaf.value:
             raise ValueError(
-                f"{leaf.name} of old_state is {leaf.value}: gradients of a step that is not"
-                " complete have no place in new_state. Take over after a complete step."
+                f"{leaf.name} of old_state is {leaf.value}: gradients of an incomplete step"
+                " have no place in new_state. Take over after a complete step."
             )
 
 
 def _place_like(source: _Leaf, like: _Leaf) -> Any:
-    """Gives an array the dtype of another, and its sharding where that was put somewhere.
-
-    Each device sends and receives what it lacks. Counts get memory of their own: JAX refuses to
-    donate one array twice, and one that was read onto one device would not go with a mesh.
-    """
+    """Returns the array of ``source`` with the dtype and the committed sharding of ``like``."""
     new, dtype = like.value, jnp.result_type(like.value)
+    # A count gets memory of its own: JAX refuses to donate one array twice, or to mix a mesh with
+    # an array that was read onto one device.
     x = jnp.array(np.array(source.value)) if like.role in COUNTS else jnp.asarray(source.value)
     x = x if x.dtype == dtype else saturating_cast(x, dtype)
     return jax.device_put(x, new.sharding) if getattr(new, "committed", False) else x

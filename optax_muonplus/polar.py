@@ -1,12 +1,11 @@
-r"""Polar factors of matrices: functions on arrays ``(*batch, out, in)``.
+"""Polar factors of matrices: functions on arrays ``(*batch, out, in)``.
 
 For ``M = U S V^H`` the polar factor is ``U V^H``, the semi-orthogonal matrix closest to ``M``. The
-result is the same for ``c * M`` with any positive number ``c``. A zero matrix gives zeros: each
-matrix is divided by a power of two near its largest entry first, so that neither large nor small
-matrices leave the range of their dtype.
+result is the same for ``c * M`` with any positive number ``c``, and a zero matrix gives zeros: each
+matrix is first divided by a power of two near its largest entry, which keeps it in range.
 
-:class:`Orthogonalize` is the one value that holds all choices. Called, it computes the definition;
-an optimizer runs it by :class:`FastPolar`, as :func:`polar_factor` does.
+:class:`Orthogonalize` holds all choices. Called, it computes the definition; :func:`polar_factor`
+and optimizers compute it by :class:`FastPolar`.
 """
 
 from optax_muonplus._core.newton_schulz import svd as svd

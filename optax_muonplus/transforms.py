@@ -1,4 +1,4 @@
-"""What chains are made of and what their states hold: for variants of one's own, and for tools.
+"""For variants of your own and for tools: what chains are made of, and what their states hold.
 
 Links and ``matrix_chain`` are at the top: ``optax_muonplus.momentum``.
 """

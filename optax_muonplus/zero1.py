@@ -22,8 +22,7 @@ from optax_muonplus._params.sharding import (
     shardings_of,
 )
 
-StateSharding = str | Sequence[str]
-"""The name of a mesh axis, or several."""
+StateSharding = str | Sequence[str]  # names of mesh axes
 
 
 def shard_state(
@@ -33,23 +32,23 @@ def shard_state(
 ) -> optax.GradientTransformationExtraArgs:
     """Shards the state of any optimizer further than the parameters, as ZeRO-1 does.
 
-    Where parameters are replicated over a mesh axis, such as ``data``, each replica keeps a part of
-    the state, and updates that part: gradients and parameters are cut to it, which moves nothing,
-    and the updates are gathered, all in one collective.
+    Where parameters are replicated over a mesh axis, such as ``data``, each replica keeps one part
+    of the state and updates that part. Gradients and parameters are cut to it, which moves nothing.
+    One collective gathers the updates.
 
-    :func:`optax_muonplus.muonplus` and :func:`optax_muonplus.muon` have the same two arguments. An
-    optimizer of :mod:`optax_muonplus.contrib` gets ``sharding=state_layout(sharding,
-    state_sharding)`` of its own, on a mesh with Auto axes.
+    :func:`optax_muonplus.muonplus` and :func:`optax_muonplus.muon` have the same two arguments. On
+    a mesh with Auto axes, an optimizer of :mod:`optax_muonplus.contrib` takes
+    ``sharding=state_layout(sharding, state_sharding)`` itself.
 
     Args:
-      inner: any transformation that needs no more than the shards of an array, or that knows
-        their shardings, as all of this library do.
+      inner: any transformation that works on shards alone, or that knows their shardings, as all of
+        this library do.
       sharding: of the parameters, as in :func:`optax_muonplus.muonplus`.
-      state_sharding: the name of a mesh axis or several, along which the first axis of each
-        parameter that divides is cut too.
+      state_sharding: the name of a mesh axis, or several. They also cut the first axis of each
+        parameter that they divide.
 
     Returns:
-      A transformation with the state of ``inner``, which takes and gives what ``inner`` does.
+      A transformation with the state and arguments of ``inner``.
 
     Raises:
       ValueError: at init, for shardings that do not fit a parameter, and under ``jax.jit`` on Auto
@@ -73,15 +72,10 @@ def shard_state(
         parts = (cut_to(x, cuts[i].sharding) if i in cuts else x for i, x in enumerate(leaves))
         return structure.unflatten(parts)
 
-    def init(params: optax.Params) -> optax.OptState:
+    def init(params: Any) -> Any:
         return inner.init(cut_up(params, find_cuts(params)))
 
-    def update(
-        updates: optax.Updates,
-        state: optax.OptState,
-        params: optax.Params | None = None,
-        **extra_args: Any,
-    ) -> tuple[optax.Updates, optax.OptState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         cuts = find_cuts(updates)
         if not cuts:
             return inner.update(updates, state, params, **extra_args)
@@ -99,16 +93,12 @@ def shard_state(
 
 
 def state_layout(sharding: ShardingTree, state_sharding: StateSharding) -> ShardingTree:
-    """Returns the sharding of the state of :func:`shard_state`, for its ``inner``'s ``sharding``.
-
-    Both arguments are those of :func:`shard_state`.
-    """
+    """Returns the sharding of the state of :func:`shard_state`, whose two arguments it takes."""
     if sharding is None:
         return None
 
     def of(tree: Any) -> Any:
-        # Arrays may be cut as the state already, whatever ``sharding`` says: a description has no
-        # type that could disagree.
+        # Arrays may already be cut like the state; a description has no type that disagrees.
         described = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
         found = _find_cuts(described, sharding, state_sharding)
         return jax.tree.structure(tree).unflatten(cut and as_named(cut.sharding) for cut in found)
@@ -130,27 +120,28 @@ def _find_cuts(
     traced = any(isinstance(x, jax.core.Tracer) for x in flat.arrays)
     lying = (*known, *(x.given_sharding for x in leaves), *map(concrete_sharding, flat.arrays))
     axes = {name for x in lying if x is not None for name in x.mesh.axis_names}
-    wrong = ""
     if sharding is None and None in known and traced:
-        wrong = "It is not known how parameters lie on the mesh, since axes are Auto under jax.jit."
-        wrong += " Pass sharding= too, with the shardings of the parameters."
-    elif axes and not axes.issuperset(names):  # on one device there may be no mesh
-        wrong = f"state_sharding={state_sharding!r} must name axes of the mesh: {sorted(axes)}."
-    if wrong:
-        raise ValueError(wrong)
+        raise ValueError(
+            "It is not known how parameters lie on the mesh, since axes are Auto under jax.jit."
+            " Pass sharding= too, with the shardings of the parameters."
+        )
+    if axes and not axes.issuperset(names):  # on one device there may be no mesh
+        raise ValueError(
+            f"state_sharding={state_sharding!r} must name axes of the mesh: {sorted(axes)}."
+        )
     pairs = zip(leaves, known, strict=True)
     return [None if whole is None else _cut(whole, leaf.shape, names) for leaf, whole in pairs]
 
 
 def _cut(whole: LeafSharding, shape: tuple[int, ...], names: tuple[str, ...]) -> Cut:
-    """Cuts the first axis that divides along ``names`` too, if there is one."""
+    """Cuts the first axis that ``names`` divide too, if there is one."""
     mesh, spec = whole
     used = {name for entry in spec for name in entry}
     added = tuple(name for name in names if name not in used and mesh.shape[name] > 1)
     auto = set(axes_of_type(mesh, AxisType.Auto))
     for axis, (size, entry) in enumerate(zip(shape, spec, strict=True)):
         shards = math.prod(mesh.shape[name] for name in entry + added)
-        # An Explicit axis behind an Auto one is dropped by JAX.
+        # JAX drops an Explicit axis behind an Auto one.
         possible = not auto.intersection(entry) or auto.issuperset(added)
         if possible and size and size % shards == 0:
             return Cut(whole, axis, added)

@@ -1,5 +1,5 @@
-"""The same numbers as ``_chain.plain``, fast.
+"""The numbers of ``_chain.plain``, computed fast.
 
-Read ``apply`` first: it chooses. One device: ``local``, ``stacks``, ``batches``, ``loops``. The
-polar factor: ``polar``, ``iteration``, ``products``. A mesh: ``plan``, ``mesh``, ``replicas``.
+Read ``apply`` first: it chooses between one device (``local``, then ``device``) and a mesh
+(``mesh``). ``lower`` rewrites functions; ``polar`` computes polar factors.
 """

@@ -1,4 +1,4 @@
-"""The entry of this folder: functions applied to the matrices of leaves, wherever these lie."""
+"""The entry of this folder: applies functions to the matrices of leaves, wherever they lie."""
 
 from collections.abc import Sequence
 
@@ -22,32 +22,25 @@ def apply(
     leaves: Sequence[LeafInfo],
     factor: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Applies functions in batches of matrices as they are stored, and on a mesh by a plan.
-
-    Arguments are those of ``optax_muonplus.transforms.run_plain``. Results are sharded like leaves.
-    """
+    """Applies functions as ``run_plain`` does, in batches, and on a mesh by a plan."""
     program, results = lower(functions, factor), dict[int, jax.Array]()
-    here = [i for i, leaf in enumerate(leaves) if leaf.sharding is None]
-    there = [i for i, leaf in enumerate(leaves) if leaf.sharding is not None]
-    if here:
-        some = [operands[i] for i in here], [leaves[i] for i in here]
-        results |= zip(here, _apply_on_device(program, *some), strict=True)
-    if there:
-        some = [operands[i] for i in there], [leaves[i] for i in there]
-        results |= zip(there, apply_sharded(program, *some), strict=True)
+    for on_mesh, work in ((False, _apply_on_device), (True, apply_sharded)):
+        chosen = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
+        if chosen:
+            some = [operands[i] for i in chosen], [leaves[i] for i in chosen]
+            results |= zip(chosen, work(program, *some), strict=True)
     return [saturating_cast(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 
 def _apply_on_device(
     program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
-    """Applies functions to leaves that are on one device, or distributed by the compiler."""
+    """Applies a program to leaves on one device, or distributed by the compiler."""
     if any(isinstance(x, jax.core.Tracer) for operand in operands for x in operand.arrays):
-        operands = [x.map(_typed_by_the_mesh) for x in operands]
+        operands = [x.map(_with_mesh_type) for x in operands]
         layouts, dtypes = [x.matrix for x in leaves], [x.dtype for x in leaves]
         return apply_local(program, operands, layouts, dtypes)
-    # Outside of jit each operation is a program of its own, and a loop would be compiled anew at
-    # every call.
+    # Outside of jit, each operation is a separate program; a loop would compile at every call.
     program, results = for_platform(program), []
     for operand, leaf in zip(operands, leaves, strict=True):
         layout = leaf.matrix
@@ -56,11 +49,8 @@ def _apply_on_device(
     return results
 
 
-def _typed_by_the_mesh(x: jax.Array) -> jax.Array:
-    """Gives an array that was made before ``jax.set_mesh`` a type on Explicit axes.
-
-    What a loop reads and writes would else have types of two meshes.
-    """
+def _with_mesh_type(x: jax.Array) -> jax.Array:
+    """Gives an array made before ``jax.set_mesh`` a type on Explicit axes, as a loop needs."""
     mesh = jax.sharding.get_abstract_mesh()
     if not axes_of_type(mesh, AxisType.Explicit) or not jax.typeof(x).sharding.mesh.empty:
         return x

@@ -16,36 +16,33 @@ class MatrixBatch(NamedTuple):
     """Matrices of one shape that are loaded where they are worked on."""
 
     operand: Operand  # arrays (batch, out, in), or (batch, in, out)
-    transposed: bool  # they are stored as (batch, in, out)
-    dtype: Any  # matrices have it when functions get them
+    transposed: bool  # whether they are stored as (batch, in, out)
+    dtype: Any  # of the matrices that functions get
     result_dtype: Any
-    # The largest absolute value of each row, (batch, rows, 1), where it is known before the
-    # matrices are loaded.
+    # Largest absolute value of each row, (batch, rows, 1), if known before loading.
     largest: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrices."""
         return self.operand.arrays[0].shape
 
     @property
     def program_key(self) -> tuple[Any, ...]:
-        """Shape, dtypes and layout, which are equal for batches that share a program."""
+        """What batches that share a program have in common: shape, dtypes and layout."""
         arrays = tuple((x.dtype, x.shape[-2:]) for x in self.operand.arrays)
         return arrays, self.operand.dtype, self.dtype, self.result_dtype, self.transposed
 
-    def of(self, arrays: tuple[jax.Array, ...]) -> "MatrixBatch":
-        """Returns the batch of other arrays."""
+    def with_arrays(self, arrays: tuple[jax.Array, ...]) -> "MatrixBatch":
         return self._replace(operand=self.operand._replace(arrays=arrays))
 
     def apply(self, program: Program) -> Callable[[jax.Array], jax.Array]:
-        """Returns ``program`` of arrays like this one."""
+        """Returns ``program`` as a function of arrays like this one."""
         return lambda x: saturating_cast(
             program(x.astype(self.dtype), self.transposed), self.result_dtype
         )
 
     def round_early(self, program: Program) -> "MatrixBatch":
-        """Rounds before anything else where ``program`` round it anyway."""
+        """Rounds to the dtype that ``program`` rounds to first, which copies fewer bytes."""
         return self._replace(operand=self.operand.round_to(program.input_dtype))
 
 
@@ -58,7 +55,7 @@ def group_by(items: Sequence[Item], key: Callable[[Item], Hashable]) -> list[lis
 
 
 def cut_into_chunks(indices: Sequence[int], sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Cuts ``indices`` into runs with ``sizes`` that sum to ``most`` at most, or of one."""
+    """Cuts ``indices`` into runs whose ``sizes`` sum to at most ``most``, or of one index."""
     chunks: list[list[int]] = []
     total = 0
     for i, size in zip(indices, sizes, strict=True):

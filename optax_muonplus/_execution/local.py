@@ -1,4 +1,4 @@
-"""Functions on matrices that need not travel: each is whole on the device that works on it."""
+"""Applies functions to matrices that are whole on the device that works on them."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -25,18 +25,14 @@ def apply_local(
     dtypes: Sequence[Any],
     platform: Platform | None = None,
 ) -> list[jax.Array]:
-    """Applies ``program`` on one device, or as the compiler distributes it.
-
-    ``dtypes`` are those of the results. ``platform`` is where it runs; None is the one that it is
-    lowered for.
-    """
+    """Applies ``program`` on one device, or as the compiler distributes it, to any leaves."""
     batches: list[MatrixBatch] = []
     stops = []
     for operand, layout, dtype in zip(operands, layouts, dtypes, strict=True):
-        layouts_of = [layout.of_blocks(x.shape) for x in operand.arrays]
-        if None in layouts_of:
-            operand, layouts_of = Operand.of(operand.load()), [layout]
-        parts = [v.to_matrices(x) for v, x in zip(layouts_of, operand.arrays, strict=True) if v]
+        array_layouts = [layout.of_blocks(x.shape) for x in operand.arrays]
+        if None in array_layouts:
+            operand, array_layouts = Operand.of(operand.load()), [layout]
+        parts = [v.to_matrices(x) for v, x in zip(array_layouts, operand.arrays, strict=True) if v]
         batches += [
             MatrixBatch(operand._replace(arrays=x), layout.transposed, operand.dtype, dtype)
             for x in zip(*parts, strict=True)
@@ -50,15 +46,9 @@ def apply_local(
 
 
 def apply_batched(
-    program: Program,
-    batches: Sequence[MatrixBatch],
-    platform: Platform | None = None,
+    program: Program, batches: Sequence[MatrixBatch], platform: Platform | None = None
 ) -> list[jax.Array]:
-    """Applies ``program`` to every matrix of batches of any shapes.
-
-    ``platform`` is where it runs; None is the one that the program is lowered for. Results are
-    stored as the batches are, in their result dtypes.
-    """
+    """Applies ``program`` to batches of any shapes; results are stored like them."""
     if not batches:
         return []
 
@@ -66,25 +56,20 @@ def apply_batched(
         fast = for_platform(program, platform)
 
         def work(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
-            given = [x.of(y) for x, y in zip(batches, arrays, strict=True)]
+            given = [x.with_arrays(y) for x, y in zip(batches, arrays, strict=True)]
             if platform == "cpu":
                 return work_in_loops(fast, given)
-            on_accelerator = map_stacks if platform == "tpu" else work_on_stacks
-            return on_accelerator(fast, given)
+            return (map_stacks if platform == "tpu" else work_on_stacks)(fast, given)
 
         return work
 
-    arrays = [batch.operand.arrays for batch in batches]
-    return on_its_platform(on, *arrays, platform=platform)
+    return on_its_platform(on, *(batch.operand.arrays for batch in batches), platform=platform)
 
 
 def apply_to_one(program: Program, batch: MatrixBatch, platform: Platform | None) -> jax.Array:
-    """Applies ``program`` to a batch that one of several branches works on.
-
-    Of all branches XLA reserves the memory of the one that takes most. So results that a function
-    rounds are written rounded; XLA would write float32 where a norm reads them twice. LLaMA-7B then
-    had 587 MB of temporaries on 256 chips of v5e, and so 409.
-    """
+    """Applies ``program`` to the batch of one of several branches."""
+    # XLA reserves the memory of the largest branch, and would write float32 where a norm reads
+    # results twice. Written rounded, LLaMA-7B on 256 v5e chips has 409 MB of temporaries, not 587.
     x = batch.operand.load()
     for function in for_platform(program, platform).stored(batch.transposed):
         x = function(x.astype(batch.dtype))

@@ -17,14 +17,10 @@ Arrays = tuple[jax.Array, ...]
 def map_slices(
     function: Callable[..., jax.Array], sources: Arrays, size: int, in_place: bool = False
 ) -> jax.Array:
-    """Maps ``function`` over slices of arrays along their first axis, one after the other.
-
-    A loop reads each slice, of ``size``, where it lies and writes its result where it belongs.
-    ``jax.lax.map`` would first fill the results with zeros. ``function`` is the same for each part
-    of a slice; the rest is as in :func:`map_in_place`.
-    """
+    """Maps ``function`` over slices of ``sources`` along their first axis, one by one."""
     if len(sources[0]) <= size:  # or there are none
         return function(*sources)
+    # ``jax.lax.map`` would first fill the results with zeros.
     closed, closed_over = jax.closure_convert(function, *(x[:size] for x in sources))
     return _slice_loop(closed, size, in_place, sources, closed_over)
 
@@ -69,11 +65,8 @@ def _slice_derivative(
 
 @jax.custom_jvp
 def concatenate(arrays: list[jax.Array]) -> jax.Array:
-    """Joins arrays along their first axis.
-
-    Each is written by the operation that computes it. On a TPU a short ``jnp.concatenate`` is a
-    pass of its own over all of them.
-    """
+    """Joins arrays along their first axis, each written by the operation that computes it."""
+    # On a TPU a short ``jnp.concatenate`` is a separate pass over all arrays.
     if len(arrays) == 1:
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
@@ -85,18 +78,16 @@ def concatenate(arrays: list[jax.Array]) -> jax.Array:
 
 @concatenate.defjvp
 def _concatenate_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-    """Uses ``jnp.concatenate``: ``jax.vmap`` gives each of its members an empty array."""
+    """Differentiates ``jnp.concatenate``, which needs no empty array."""
     return jax.jvp(jnp.concatenate, primals, tangents)
 
 
 def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Returns an array without content that has members under ``jax.vmap`` if ``source`` does.
-
-    ``jax.lax.empty`` has them always where a program is batched, so that results of what is the
-    same for all members would have them too; and members on Explicit axes need a sharding.
-    """
+    """Returns an array without content, batched under ``jax.vmap`` if ``source`` is."""
     typed = jax.typeof(source).sharding
     sharding = None if typed.mesh.empty else NamedSharding(typed.mesh, typed.spec)
+    # ``jax.lax.empty`` alone is batched in every batched program, and so would all results be.
+    # A batched array on Explicit axes needs a sharding.
     empty = jax.custom_batching.custom_vmap(
         lambda _: jax.lax.empty(shape, dtype, out_sharding=sharding)
     )
@@ -105,7 +96,7 @@ def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Ar
 
 
 def varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
-    """Makes ``x`` an array that varies over the Manual axes that one of ``others`` does."""
+    """Makes ``x`` vary over the Manual axes that any of ``others`` varies over."""
     axes = frozenset[str]().union(*(varying_axes(jax.typeof(other)) for other in others))
     missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
     if not missing:

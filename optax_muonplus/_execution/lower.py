@@ -1,15 +1,14 @@
 """What runs in place of a chain's functions: the one place that rewrites them for speed or range.
 
-``run_plain`` runs the functions as they were given, and gives the same numbers. In this order:
+``run_plain`` gives the same numbers without it. In this order:
 
-1. a normalization behind a polar factor becomes a :class:`NormalizeBounded`, which saves passes;
+1. a normalization behind a polar factor becomes a :class:`NormalizeBounded`, with fewer passes;
 2. a factor of all results, such as a learning rate, becomes the last function;
-3. each function gets the form for matrices that are stored as (in, out);
-4. on a platform, Newton-Schulz becomes a :class:`FastPolar`;
-5. in a stack on a GPU, that is told the largest entries of its matrices.
+3. each function gets a form for matrices stored as (in, out);
+4. on a known platform, Newton-Schulz becomes a :class:`FastPolar`;
+5. in a stack on a GPU, the polar factor receives the largest entries of its matrices.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -18,12 +17,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.program import ScaleByDualNorm, is_polar_factor
-from optax_muonplus._core.function import (
-    Elementwise,
-    MatrixFunction,
-    ViaTranspose,
-    matrix_function,
-)
+from optax_muonplus._core.function import Elementwise, MatrixFunction, ViaTranspose, matrix_function
 from optax_muonplus._core.normalize import SUMMED_AXIS, Normalize, normalized_sides
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import as_real, root, sum_of_squares, upcast_for_sum
@@ -35,7 +29,7 @@ Function = TypeVar("Function")  # or a program of functions
 
 @matrix_function
 class Program:
-    """Functions on matrices as they run, the first one first."""
+    """Functions on matrices in the order in which they run."""
 
     functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
     transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
@@ -58,28 +52,22 @@ class Program:
         return isinstance(first, FastPolar) and first.takes_largest
 
     def with_largest(self, largest: jax.Array) -> "Program":
-        """Tells the polar factor, the first function, the largest entries, ``(batch, 1, 1)``."""
-        polar_factor = self.functions[0].replace(largest=largest)
-        functions, transposed = (
-            (polar_factor, *others[1:]) for others in (self.functions, self.transposed)
-        )
-        return dataclasses.replace(self, functions=functions, transposed=transposed)
+        """Passes the largest entries, ``(batch, 1, 1)``, to the first function, a polar factor."""
+        first = self.functions[0].replace(largest=largest)
+        return Program((first, *self.functions[1:]), (first, *self.transposed[1:]))
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)
 
 
 def lower(functions: Sequence[MatrixFunction], factor: jax.Array | None = None) -> Program:
-    """Returns the program of functions, and of a number that multiplies all results."""
+    """Returns the program of functions, with a number that multiplies all results."""
     fast = _bound(functions) + (() if factor is None else (Times(factor),))
     return Program(fast, tuple(function.transposed() for function in fast))
 
 
 def for_platform(function: Function, platform: Platform | None = None) -> Function:
-    """Returns ``function`` with fast polar factors in place of definitions, also in its parts.
-
-    ``platform`` is where it runs; None is that of JAX's default backend.
-    """
+    """Replaces Newton-Schulz by :class:`FastPolar`, for JAX's default backend if None is given."""
 
     def fast(x: Any) -> Any:
         if isinstance(x, FastPolar):
@@ -113,16 +101,12 @@ class Times(Elementwise):
 
 @matrix_function
 class NormalizeBounded(MatrixFunction):
-    """A normalization of matrices whose entries are of the order of 1 at most.
-
-    They need not be read once more to keep their squares in range. To match the Frobenius norm no
-    pass is needed either. Its square before is the sum of the first squared norms, which are
-    needed anyway. Its square afterwards is a sum over the last ones: S / (S + eps) for each.
-    """
+    """Normalizes matrices whose entries are about 1 at most, in fewer passes."""
 
     normalize: Normalize
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        # Squares of bounded entries stay in range, without a pass that finds the largest.
         y, first = upcast_for_sum(x), None
         eps = as_real(self.normalize.norm_eps, jnp.finfo(y.dtype).dtype)
         sides = normalized_sides(self.normalize.norm, *x.shape[-2:])
@@ -131,8 +115,9 @@ class NormalizeBounded(MatrixFunction):
             first = squares if first is None else first
             factor = _reciprocal_root(squares + eps)
             if i == len(sides) and self.normalize.match_frobenius:
-                # The power of two keeps XLA from making one sum over the matrix of two, which would
-                # read it once more.
+                # The squared Frobenius norm was the sum of the first squared norms; it is now the
+                # sum of S / (S + eps) over the last ones, S. The power of two keeps XLA from
+                # merging two sums into one over the matrix, another pass.
                 before = 2**10 * jnp.sum(first / 2**10, (-2, -1), keepdims=True)
                 after = jnp.sum(squares * factor * factor, (-2, -1), keepdims=True)
                 factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))

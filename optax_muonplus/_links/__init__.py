@@ -1,5 +1,4 @@
-"""What users compose: the links of Muon+ as Optax transformations, and what is made of them.
+"""What users compose: the four links (``links``), ``matrix_chain`` and ``optimizer``.
 
-``links`` has the four links, ``matrix_chain`` joins them, and ``optimizer`` makes a whole optimizer
-of a chain. ``where`` says which parameters are matrices.
+``where`` decides which parameters are matrices.
 """

@@ -20,21 +20,21 @@ def map_blocks(
 ) -> Any:
     """Applies ``function`` to every block of every leaf of ``tree``, as it is stored.
 
-    For elementwise rules that need sums over rows or matrices: nothing is transposed, stacked or
-    moved between devices; of sharded leaves only the sums are.
+    For elementwise rules that need sums over rows or matrices. Nothing is transposed, stacked or
+    moved between devices, except the sums of sharded leaves.
 
     Args:
-      function: of the :class:`MatrixLayout` of a run of blocks, that run of the leaf, and those of
-        ``others``. It sums over ``layout.output_axes`` and ``layout.reduction_axes``.
+      function: takes the :class:`MatrixLayout` of a run of equal blocks, that run of the leaf, and
+        the same run of each of ``others``. It sums over ``layout.output_axes`` and
+        ``layout.reduction_axes``.
       leaves: records of the leaves of ``tree``, all matrices.
       tree: updates.
-      others: trees of the same structure, with leaves of the same shapes or statistics of their
-        rows, columns or matrices, whose summed axes have size 1 (one for each block, where blocks
-        are fused along them).
+      others: trees of the same structure. Leaves have the same shapes, or are statistics of rows,
+        columns or matrices, with size 1 along summed axes (one for each block along fused axes).
       n_results: how many arrays ``function`` returns in a tuple; None for one array.
 
     Returns:
-      A tree of the results, or as many trees as ``n_results``.
+      A tree of the results, or ``n_results`` trees.
     """
     arrays, treedef = jax.tree.flatten(tree)
     columns = [arrays, *(treedef.flatten_up_to(other) for other in others)]
@@ -51,8 +51,8 @@ def map_blocks(
 
 
 def _cut_without_reshape(layout: MatrixLayout, x: Any) -> MatrixLayout:
-    """Keeps blocks separate where types would forbid to make a run of them a batch."""
+    """Keeps blocks separate if an Explicit mesh axis cuts their axis, which forbids a reshape."""
     axis = layout.split_axis
-    if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:  # no Explicit axis
+    if axis is None or jax.typeof(jnp.asarray(x)).sharding.spec[axis] is None:
         return layout
     return dataclasses.replace(layout, separate=True)

@@ -1,4 +1,4 @@
-"""Weight decay and learning rate behind a chain: Optax's links, with checks of their numbers."""
+"""Optax's weight decay and learning rate at the end of a chain, with their numbers checked."""
 
 import functools
 import reprlib
@@ -13,39 +13,24 @@ from optax_muonplus._chain.chain import Scaling
 from optax_muonplus._core.arguments import Kind, check_flag, check_number
 
 RATE = Kind("a finite number, not negative, or a schedule", lambda x: x >= 0)
-
 ANSWER = Kind("a number (a mask goes to weight_decay_mask)", lambda x: True)
 
 
 def cautious_decay(
     weight_decay: optax.ScalarOrSchedule = 0.0, mask: Any = None
 ) -> optax.GradientTransformation:
-    r"""Weight decay of those entries that the update moves towards zero anyway.
-
-    For an update U, which is subtracted, and a parameter W, by entries:
-
-    .. math::
-      U + \lambda\, [U W \ge 0]\, W
-
-    Args:
-      weight_decay: number or schedule, as in ``optax.add_decayed_weights``.
-      mask: tree or function of the parameters, as there.
-
-    Returns:
-      A transformation with the state of ``optax.add_decayed_weights``. Complex entries agree if the
-      real part of :math:`U \bar W` is not negative.
-
-    Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1.
-    """
+    r"""Decays entries that the update moves towards zero: :math:`U + \lambda [U W \ge 0] W`."""
+    # Source: Chen et al., *Cautious Weight Decay*, arXiv:2510.12402, Algorithm 1. Complex entries
+    # agree if the real part of their product is not negative.
     link = optax.add_decayed_weights(weight_decay, mask)
 
     def decay_entries(update: jax.Array, parameter: Any, decay: jax.Array) -> jax.Array:
-        # Signs are multiplied, not sizes: the product of small numbers of two signs would be -0.
+        # Small values of opposite signs would multiply to -0.0, which passes for agreement.
         agree = jnp.real(jnp.sign(update) * jnp.sign(parameter).conj()) >= 0
         return jnp.where(agree, update + decay, update)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        # Mask and schedule are Optax's: its link makes the decay of updates that are zero.
+        # Optax applies mask and schedule: its result for zero updates is the decay alone.
         decay, state = link.update(optax.tree.zeros_like(updates), state, params)
         return jax.tree.map(decay_entries, updates, params, decay), state
 
@@ -55,12 +40,12 @@ def cautious_decay(
 def decay_weights(
     weight_decay: optax.ScalarOrSchedule, mask: Any = None, cautious: bool = False
 ) -> optax.GradientTransformation:
-    """Optax's decay or the cautious one; without parameters, where it is zero as a number."""
+    """Returns Optax's decay or the cautious one; the identity if the decay is the number 0."""
     check_flag("cautious_weight_decay", cautious)
-    is_function = callable(mask) and jax.tree_util.all_leaves([mask])  # Equinox models have a call
+    is_function = callable(mask) and jax.tree_util.all_leaves([mask])  # not an Equinox model
     if not is_function:
         _check_mask(mask, isinstance(mask, bool | np.bool_))
-    if isinstance(weight_decay, int | float) and weight_decay == 0:
+    if is_zero(weight_decay):
         return Scaling(*optax.identity())
 
     def find(params: Any) -> Any:
@@ -71,7 +56,7 @@ def decay_weights(
 
 
 def _check_mask(mask: Any, is_one_flag: bool = False) -> Any:
-    """Returns a tree of flags; raises ValueError for words and numbers, which count as True."""
+    """Returns the mask; raises ValueError for words and numbers, which would count as True."""
     wrong = [x for x in jax.tree.leaves(mask) if not isinstance(x, bool | np.bool_)]
     if wrong or is_one_flag:
         raise ValueError(
@@ -82,8 +67,12 @@ def _check_mask(mask: Any, is_one_flag: bool = False) -> Any:
     return mask
 
 
+def is_zero(weight_decay: Any) -> bool:
+    return isinstance(weight_decay, int | float) and weight_decay == 0
+
+
 def scale_by_rate(learning_rate: optax.ScalarOrSchedule | None) -> Scaling:
-    """``optax.scale_by_learning_rate``, which a chain may move into its functions on matrices."""
+    """Returns ``optax.scale_by_learning_rate``, which a chain may apply inside its functions."""
     return Scaling(*optax.scale_by_learning_rate(real(learning_rate)))
 
 
@@ -92,9 +81,9 @@ def check_rate(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     prefix: str = "",
 ) -> None:
-    """Raises ValueError for a rate or decay that is negative or not finite, and for large decay.
+    """Raises ValueError for a negative or non-finite rate or decay, and for too large a decay.
 
-    A schedule must return a number, of any size. ``prefix`` stands before both names in messages.
+    A schedule must return a number, of any size. ``prefix`` precedes both names in messages.
     """
     for name, value in (("learning_rate", learning_rate), ("weight_decay", weight_decay)):
         if callable(value):
@@ -105,19 +94,19 @@ def check_rate(
     if are_numbers and learning_rate * weight_decay > 1:
         raise ValueError(
             f"{prefix}weight_decay={weight_decay} times the learning rate {learning_rate} is more"
-            " than 1, so that each update would turn the sign of every parameter. Decay is"
-            " multiplied by the learning rate here; 0.1 is usual."
+            " than 1: each update would flip the sign of every parameter. Decay is multiplied by"
+            " the learning rate here; 0.1 is usual."
         )
 
 
 def _check_schedule(name: str, schedule: Any, count: Any) -> None:
     try:
         value = schedule(count)
-    except Exception:  # it needs a known count, or fails at an update too
+    except Exception:  # it needs a concrete count, or will also fail at an update
         return
     check_number(f"{name} of a step", value, ANSWER)
 
 
 def real(number: Any) -> Any:
-    """Returns a real number: ``optax.inject_hyperparams`` makes all complex where one array is."""
+    """Drops the imaginary part that ``optax.inject_hyperparams`` adds if a parameter is complex."""
     return jnp.real(number) if np.iscomplexobj(number) else number

@@ -12,14 +12,11 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
 
     It is found at any depth: in ``optax.chain``, ``MultiSteps``, ``masked`` and other wrappers, in
     a Flax ``TrainState`` and in the ``opt_state`` of a ``flax.nnx.Optimizer``. With a schedule it
-    is the rate of the last update; before any update, the rate of the first.
+    is the rate of the last update; before any update, the rate of the first. It is a scalar array.
 
     Args:
-      state: the optimizer's state, or something with it inside.
-      name: the name of another number that is injected, such as ``"adam_learning_rate"``.
-
-    Returns:
-      The rate as an array without axes.
+      state: the optimizer's state, or an object that contains it.
+      name: another injected number, such as ``"adam_learning_rate"``.
 
     Raises:
       ValueError: if the state has none, or several.
@@ -32,7 +29,7 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
     """
 
     def is_injected(path: Any, x: Any) -> bool:
-        """Parameters may have that name too; and a script may have put a Python number there."""
+        # A parameter may have that name; a script may have put a Python number here.
         is_number = hasattr(x, "dtype") or isinstance(x, int | float)
         return is_number and "hyperparams" in jax.tree_util.keystr(path)
 

@@ -1,4 +1,4 @@
-"""The links of Muon+ as Optax transformations, each of which computes in float32 at least."""
+"""The links of Muon+ as Optax transformations. Each computes in float32 at least."""
 
 from typing import Unpack
 
@@ -34,31 +34,30 @@ def momentum(
 
     Args:
       beta: decay, in [0, 1).
-      nesterov: whether to look one step ahead. On in the paper's published code and in Optax; the
-        paper's equation has none.
+      nesterov: whether to look one step ahead. The paper's published code and Optax do; the paper's
+        equation does not.
       bias_correction: divides by what the zero start left out: :math:`M_t` by
         :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
-        :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. A polar factor sees it with
-        ``nesterov`` only, where it changes the mixture. The result may be twice the largest
-        gradient, which overflows for gradients above half of their dtype's largest number.
+        :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. Without
+        ``nesterov``, a polar factor does not change. The result may be twice the largest gradient:
+        it overflows for gradients above half of their dtype's largest number.
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
-        ``"int8"`` keeps 1.02 bytes for each element: integers up to 127, and a float32 scale for
-        each block of 256. Blocks lie along the axis that divides into the longest blocks up to 256;
-        of several the last but the very last. On a mesh a block should be whole in a shard: else
-        the compiler adds a collective for the scales, and Explicit axes refuse it.
+        ``"int8"`` keeps 1.02 bytes per element: integers up to 127, and a float32 scale for each
+        block of up to 256. Blocks lie along the axis that allows the longest; of several, along the
+        last that is not the final axis. On a mesh, a shard should hold whole blocks: otherwise the
+        compiler adds a collective for the scales, and Explicit axes raise an error.
 
     Returns:
       A transformation with :class:`optax_muonplus.transforms.MomentumState`, or
-      :class:`optax_muonplus.transforms.Int8MomentumState`. Updates have the dtype of the sums, at
-      least float32.
+      :class:`optax_muonplus.transforms.Int8MomentumState`. Updates have the dtype of the sums.
 
     Raises:
-      ValueError: if ``beta`` is known to be outside [0, 1), for a ``mu_dtype`` that is not
-        floating-point; at init for integer parameters; at an update for gradients that do not have
-        the shape of their buffer, are integers, or are complex where the buffer is real.
+      ValueError: for a ``beta`` known to be outside [0, 1), and a ``mu_dtype`` that is neither
+        floating-point nor ``"int8"``; at init for integer parameters; at an update for gradients
+        that are integers, have another shape than their buffer, or are complex where it is real.
 
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
-    Gupta et al., arXiv:2509.23106, for linear codes of eight bits, in blocks of 2048 there.
+    Gupta et al., arXiv:2509.23106, for linear codes of eight bits (there in blocks of 2048).
     """
     return MomentumTransformation(Momentum(beta, nesterov, bias_correction, mu_dtype))
 
@@ -83,10 +82,9 @@ def orthogonalize(
       polar: how the factor is computed.
       preconditioning: the norm that divides the matrix.
       compute_dtype: dtype of the matrix products.
-      where: which parameters are matrices, and where they lie; None means the default rules by
-        path. Every leaf must be a matrix.
-      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
-        ``where=omp.Matrices(...)``.
+      where: which parameters are matrices, and their shardings; None means the default rules.
+        Every leaf must be a matrix.
+      **fields: fields of :class:`optax_muonplus.Matrices`, in place of ``where``.
 
     Raises:
       ValueError: at init, for leaves that are not matrices.
@@ -106,7 +104,7 @@ def normalize(
     where: Matrices | None = None,
     **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
-    """Divides the rows, the columns, or one after the other, of every matrix by their norms.
+    """Divides the rows or the columns of every matrix by their norms, or both in turn.
 
     Args:
       norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first), ``"row_col"`` or
@@ -130,14 +128,15 @@ def scale_by_shape(
 
     Args:
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
-      consistent_rms: if given, the updates get this root mean square instead. In a
-        :func:`matrix_chain` it follows from the shape behind a normalization, whose
-        ``match_frobenius`` it replaces, and zero rows count as others. Behind a polar factor alone
-        it is that of an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each is measured.
+      consistent_rms: the root mean square of the updates, in place of ``shape_scale``. Behind a
+        normalization in a :func:`matrix_chain` the factor follows from the shape, zero rows count
+        like others, and it replaces ``match_frobenius``. Directly behind a polar factor it is the
+        factor for an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each matrix is
+        measured.
       where: as in :func:`orthogonalize`.
       **fields: as in :func:`orthogonalize`.
 
-    See :class:`optax_muonplus.matrices.ScaleByShape` for the equations.
+    Equations: :class:`optax_muonplus.matrices.ScaleByShape`.
     """
     return matrix_chain(ScaleByShape(shape_scale, consistent_rms), where=where, **fields)
 
@@ -172,7 +171,7 @@ def scale_by_muonplus(
 
     Arguments are those of :func:`optax_muonplus.muonplus`, and ``where`` is that of
     :func:`orthogonalize`. Updates have the gradients' dtype. Each matrix is read and written once,
-    and a sharded matrix is sent to the device that works on it only once.
+    and on a mesh it is sent once to the device that works on it.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """

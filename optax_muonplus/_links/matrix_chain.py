@@ -1,4 +1,4 @@
-"""Chains of links that read a tree by the rules of this library, and run anywhere."""
+"""``matrix_chain`` joins links into one transformation, and checks them and their order."""
 
 import itertools
 import reprlib
@@ -27,39 +27,37 @@ def matrix_chain(
     run: Run = apply,
     **fields: Unpack[MatricesFields],
 ) -> MatrixTransformation:
-    """One transformation of several links, each of which receives the records of matrices.
+    """Joins links into one transformation, and passes each the records of the matrices.
 
-    Where ``optax.chain`` would read and write, and on a mesh move, each matrix once for every link,
-    this does it once for a momentum and all functions on matrices that follow it.
+    A momentum and the functions that follow it read and write each matrix once, and on a mesh move
+    it once. ``optax.chain`` would do so once per link.
 
     Args:
       *links: in order, each one of
 
-        - a link of this library, such as ``omp.momentum()`` or ``omp.orthogonalize()``, or what it
-          is made of, such as ``omp.polar.Orthogonalize()``;
+        - a link of this library, such as ``omp.momentum()`` or ``omp.orthogonalize()``, or its
+          value, such as ``omp.polar.Orthogonalize()``;
         - a function of one matrix, ``(out, in) -> (out, in)``, which is mapped over all of them;
-        - an object with ``init(params, leaves)`` and ``update(updates, state, params, leaves)``,
-          for a link with a state of its own. ``leaves`` are records of the matrices,
+        - a link with a state of its own: an object with ``init(params, leaves)`` and
+          ``update(updates, state, params, leaves)``. ``leaves`` are records of the matrices,
           :class:`optax_muonplus.transforms.LeafInfo`, in the order of ``jax.tree.leaves``.
           :func:`optax_muonplus.transforms.map_blocks` applies a function to each of them;
-        - any transformation of Optax that needs to know nothing of matrices, such as
-          ``optax.trace`` or ``optax.scale_by_learning_rate``.
-      where: which parameters are matrices and where they lie, for all links; None means that of
-        the one link that has one, or the default rules by path. Every leaf must be a matrix.
-      run: how functions are applied to the matrices: in batches and on a mesh by a plan, or by
-        another function with the same results. :func:`optax_muonplus.transforms.run_plain` is the
-        reference, in a few lines.
-      **fields: ``rules``, ``layer_axes``, ``weight_dimension_numbers`` or ``sharding``, short for
-        ``where=omp.Matrices(...)``.
+        - a transformation of Optax that works on any array, such as ``optax.trace`` or
+          ``optax.scale_by_learning_rate``.
+      where: which parameters are matrices, and their shardings, for all links. None means the
+        ``where`` of a link, or the default rules by path. Every leaf must be a matrix.
+      run: applies functions to the matrices. The default works in batches, and on a mesh by a plan.
+        :func:`optax_muonplus.transforms.run_plain` is the reference, in a few lines.
+      **fields: fields of :class:`optax_muonplus.Matrices`, in place of ``where``.
 
     Returns:
-      A transformation with a state for each link; a momentum and the functions that follow it have
-      one, and a single link's state is the chain's.
+      A transformation with a state for each link; a momentum and the functions that follow it share
+      one. A single link's state is the chain's.
 
     Raises:
-      TypeError: for something else.
-      ValueError: for links with several ``where``, a whole optimizer in the place of a link, and
-        links in an order in which one undoes another; at init, for leaves that are not matrices.
+      TypeError: for anything else as a link.
+      ValueError: for several different ``where``, for a whole optimizer in place of a link, and for
+        a link that undoes one before it; at init, for leaves that are not matrices.
 
     Example:
       >>> import jax.numpy as jnp, optax_muonplus as omp
@@ -78,7 +76,7 @@ def matrix_chain(
 
 
 def parts_of(link: Any) -> tuple[Any, ...]:
-    """Returns the parts of a link: one, or those of a chain."""
+    """Returns the parts of a link or chain; raises for anything else."""
     if isinstance(link, MatrixTransformation):
         return link.parts
     if isinstance(link, ChainTransformation):
@@ -88,10 +86,8 @@ def parts_of(link: Any) -> tuple[Any, ...]:
         )
     if isinstance(link, MomentumTransformation):
         return (link.momentum,)
-    if isinstance(link, MatrixFunction | DualNorm):
-        return (link,)
     if not isinstance(link, type):
-        if isinstance(link, AnyLink):
+        if isinstance(link, MatrixFunction | DualNorm | AnyLink):
             return (link,)
         returned = getattr(link, "__annotations__", {}).get("return")
         if callable(link) and "Transformation" not in str(returned):  # as of omp.momentum itself
@@ -105,15 +101,12 @@ def parts_of(link: Any) -> tuple[Any, ...]:
 
 
 def check_order(parts: Sequence[Any]) -> None:
-    """Raises ValueError for matrix links of which one undoes another, without a word otherwise.
-
-    A rule with a momentum of its own counts as a momentum.
-    """
+    """Raises ValueError if a link for matrices silently undoes one before it."""
     ours = [x for x in parts if not isinstance(x, optax.GradientTransformation)]
     for before, part in itertools.pairwise(ours):
         wrong = ""
         if makes_whole_steps(before):
-            wrong = "a link of a whole step downhill. A rule with a rate of its own stands last"
+            wrong = "a link behind whole steps downhill. A rule with its own rate stands last"
         elif _has_momentum(part) and _has_momentum(ours[0]):
             wrong = "a second momentum. optax.trace may stand beside one"
         elif isinstance(part, Momentum):
@@ -132,4 +125,5 @@ def check_order(parts: Sequence[Any]) -> None:
 
 
 def _has_momentum(part: Any) -> bool:
+    """Whether a part is a momentum, or a rule with a momentum of its own."""
     return isinstance(part, Momentum) or (isinstance(part, Link) and part.momentum is not None)

@@ -1,4 +1,4 @@
-"""A whole optimizer of a rule for matrices."""
+"""``optimizer`` makes a whole optimizer of a rule for matrices."""
 
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -12,8 +12,8 @@ from optax_muonplus._chain.link import makes_whole_steps
 from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
-from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
-from optax_muonplus._links.direction import tried
+from optax_muonplus._links.decay import check_rate, decay_weights, is_zero, scale_by_rate
+from optax_muonplus._links.direction import with_trial
 from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices, MatricesFields
@@ -38,22 +38,20 @@ def optimizer(
       W_t = W_{t-1} - \eta \left( U_t + \lambda W_{t-1} \right)
 
     Args:
-      rule: a chain of links, such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or
-        one link, such as ``omp.contrib.NorMuon()`` or an object of your own with ``init(params,
-        leaves)`` and ``update(updates, state, params, leaves)``, see
-        :func:`optax_muonplus.matrix_chain`. Its updates point uphill, as gradients do:
-        ``optax.scale_by_learning_rate`` or a whole optimizer of Optax in it would raise the loss.
+      rule: a chain such as ``omp.scale_by_muonplus()`` or ``omp.matrix_chain(...)``, or any link
+        that :func:`optax_muonplus.matrix_chain` takes, such as ``omp.contrib.NorMuon()``. Its
+        updates point uphill, as gradients do: ``optax.scale_by_learning_rate`` or a whole optimizer
+        of Optax in it would raise the loss.
       learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
         such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
       weight_decay: number or schedule, of the matrices only.
-      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``;
-        for the matrices.
-      cautious_weight_decay: decays only the entries of matrices that the update moves towards zero
-        anyway (arXiv:2510.12402).
+      weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
+      cautious_weight_decay: whether to decay only entries that the update moves towards zero anyway
+        (arXiv:2510.12402).
       others: any transformation of Optax for the other parameters, such as ``optax.lion(1e-4)``;
         None means NAdamW at ``learning_rate``, without decay.
-      where: which parameters are matrices, and where they lie; None means that of the rule, or the
-        default rules.
+      where: which parameters are matrices, and their shardings; None means the rule's ``where``, or
+        the default rules.
       **fields: as in :func:`optax_muonplus.matrix_chain`.
 
     Returns:
@@ -61,11 +59,11 @@ def optimizer(
       with the labels ``"muon"`` and ``"adam"``.
 
     Raises:
-      TypeError: for what is no link.
-      ValueError: for links in an order that :func:`optax_muonplus.matrix_chain` refuses, a whole
-        optimizer in the place of a rule, a rate or a decay beside a rule with a rate of its own,
-        and numbers out of range; at init, for a transformation of Optax in the rule that goes
-        downhill or decays a second time, as a trial on a small tree shows.
+      TypeError: for a rule that is no link.
+      ValueError: for links that :func:`optax_muonplus.matrix_chain` refuses, a whole optimizer as
+        the rule, a second learning rate or decay, and numbers out of range; at init, for a
+        transformation of Optax in the rule that goes downhill or decays a second time. A trial on
+        a small tree finds this.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp
@@ -75,22 +73,22 @@ def optimizer(
       >>> updates, state = tx.update(params, tx.init(params), params)
     """
     check_rate(0.0 if learning_rate is None else learning_rate, weight_decay)
-    is_zero = isinstance(weight_decay, int | float) and weight_decay == 0
+
     parts = parts_of(rule)
     if makes_whole_steps(parts[-1]) and learning_rate is not None:
         raise ValueError(
             f"The rule ends with {type(parts[-1]).__name__}, which has a learning rate and makes"
             " whole steps downhill. Pass learning_rate=None, and others= for other parameters."
         )
-    if learning_rate is None and (not is_zero or all(map(_is_uphill, parts))):
-        user = "The rule" if is_zero else "weight_decay"
+    if learning_rate is None and (not is_zero(weight_decay) or all(map(_is_uphill, parts))):
+        user = "The rule" if is_zero(weight_decay) else "weight_decay"
         raise ValueError(f"{user} is multiplied by the learning rate, which is None: pass one.")
     if others is None:
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
     if learning_rate is not None or makes_whole_steps(parts[-1]):
-        rule = _with_tried_parts(rule, parts, weight_decay)
+        rule = _with_trials(rule, parts, weight_decay)
     matrices = matrix_chain(
         rule,
         decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
@@ -102,14 +100,13 @@ def optimizer(
     return partition(matrices, others)
 
 
-def _with_tried_parts(rule: Any, parts: Sequence[Any], weight_decay: Any) -> Any:
-    """Lets transformations of Optax be tried; those behind the last link for matrices may decay."""
-    decays = callable(weight_decay) or (
-        not isinstance(weight_decay, jax.core.Tracer) and bool(weight_decay)
-    )
+def _with_trials(rule: Any, parts: Sequence[Any], weight_decay: Any) -> Any:
+    """Adds a trial to Optax's transformations; one behind the last link for matrices may decay."""
+    is_traced = isinstance(weight_decay, jax.core.Tracer)
+    decays = callable(weight_decay) or (not is_traced and bool(weight_decay))
     is_optax = [isinstance(part, optax.GradientTransformation) for part in parts]
     pairs = enumerate(zip(parts, is_optax, strict=True))
-    made = [tried(x, decays and all(is_optax[i:])) if known else x for i, (x, known) in pairs]
+    made = [with_trial(x, decays and all(is_optax[i:])) if known else x for i, (x, known) in pairs]
     if isinstance(rule, MatrixTransformation):
         return chain.matrix_chain(*made, where=rule.where, run=rule.run)
     return made[0]

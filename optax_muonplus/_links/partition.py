@@ -20,15 +20,12 @@ from optax_muonplus._links.decay import check_rate, decay_weights, real, scale_b
 def partition(
     matrices: MatrixTransformation, others: optax.GradientTransformation
 ) -> ChainTransformation:
-    """Returns ``optax.partition`` of a chain for matrices and a transformation of all others.
-
-    Here a tree is read once for both, gradients are checked, and the first state is sharded like
-    the parameters.
-    """
+    """Returns ``optax.partition`` of a chain for matrices and a transformation of all others."""
     if not isinstance(others, AnyLink):
         raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
     others = wide_arithmetic(others)
 
+    # The chain reads the tree once for both, checks gradients, and shards the first state.
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
         return _partition({ADAM: others, MUON: matrices.chain.over(tree.matrices)}, tree.labels)
 
@@ -38,18 +35,13 @@ def partition(
 def _partition(
     transforms: Mapping[str, optax.GradientTransformation], labels: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.partition``, also where ``labels`` can be called, as an Equinox model can.
+    """Returns ``optax.partition``, which would call ``labels`` if they are an Equinox model."""
 
-    Optax would call such labels, and the masks that it makes of them.
-    """
+    def masked_to(group: str) -> optax.GradientTransformationExtraArgs:
+        flags = jax.tree.map(lambda label: label == group, labels)
+        return optax.masked(transforms[group], lambda _: flags)
 
-    def mask(group: str, _: Any) -> Any:
-        return jax.tree.map(lambda label: label == group, labels)
-
-    masked = {
-        group: optax.masked(transform, functools.partial(mask, group))
-        for group, transform in transforms.items()
-    }
+    masked = {group: masked_to(group) for group in transforms}
 
     def init(params: Any) -> Any:
         return optax.transforms.PartitionState({k: x.init(params) for k, x in masked.items()})
@@ -65,20 +57,16 @@ def _partition(
 
 
 def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Lets a transformation of Optax compute nothing in float16, and keep the dtypes of its state.
-
-    Adam's squares would overflow in float16 from a gradient of 256 on; the result has the largest
-    number of float16 where its own is larger. A float16 update of a float32 parameter would
-    underflow when multiplied by the learning rate, so updates have the dtype that they and their
-    parameters promote to. Decays that ``optax.inject_hyperparams`` traces in float32 would make
-    moments of bfloat16 wider.
-    """
+    """Keeps float16 out of a transformation of Optax, and the dtypes of its state as they are."""
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        # Multiplied by the learning rate, a float16 update of a float32 parameter would underflow.
         updates = promote(updates, params)
+        # Adam's squares overflow in float16 from a gradient of 256 on.
         made, new = inner.update(*jax.tree.map(_widen, (updates, state, params)), **extra)
         made = jax.tree.map(functools.partial(_cast_back, jnp.float16), made, updates)
+        # Decays that optax.inject_hyperparams traces in float32 would widen bfloat16 moments.
         return made, jax.tree.map(functools.partial(_cast_back, jnp.inexact), new, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -92,10 +80,9 @@ def nadamw(
     nesterov: bool = True,
     weight_decay: optax.ScalarOrSchedule = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.nadamw``, or ``optax.adamw``, without a decay where it is zero.
+    """Returns ``optax.nadamw``, or ``optax.adamw`` with ``nesterov=False``; no decay if it is zero.
 
-    Raises ValueError, with the names that ``optax.contrib.muon`` gives them, for numbers out of
-    range.
+    Raises ValueError for numbers out of range, with the names of ``optax.contrib.muon``.
     """
     check_rate(learning_rate, weight_decay, "adam_")
     check_number("adam_b1", b1, DECAY)

@@ -1,4 +1,4 @@
-"""Which parameters are matrices, how, and where they lie: one object for labels and links."""
+"""Which parameters are matrices, how they are read, and their shardings: one object for all."""
 
 import dataclasses
 import functools
@@ -19,10 +19,10 @@ from optax_muonplus._params.sharding import ShardingTree, shard_like_params
 class Matrices:
     """Which parameters are matrices, how their axes make rows and columns, and where they lie.
 
-    Links that work on matrices take it, and their ``labels`` are those for ``optax.partition``.
+    Links for matrices take it as ``where``; its ``labels`` are those for ``optax.partition``.
 
     Attributes:
-      rules: as in :func:`optax_muonplus.muonplus`, as are all other fields.
+      rules: as in :func:`optax_muonplus.muonplus`, like all other fields.
       layer_axes: the axes along which layers are stacked.
       weight_dimension_numbers: instead of both, a tree, prefix tree or function. ``muonplus`` calls
         it ``muon_weight_dimension_numbers``, as ``optax.contrib.muon`` does.
@@ -55,7 +55,7 @@ class Matrices:
 
     @property
     def is_default(self) -> bool:
-        """Whether all fields have their defaults, and the default rules read the matrices."""
+        """Whether all fields have their defaults."""
         given = self.weight_dimension_numbers, self.sharding
         return given == (None, None) and not self.rules and not self.layer_axes
 
@@ -63,8 +63,8 @@ class Matrices:
         """Returns ``"muon"`` or ``"adam"`` for every parameter or update.
 
         Raises:
-          ValueError: for matrices that links without these fields would read otherwise.
-            :meth:`MatrixTransformation.labels`, of the links themselves, serves all.
+          ValueError: for matrices that links without these fields would read in another way. The
+            links' own :meth:`MatrixTransformation.labels` takes any fields.
         """
         tree, default = self.read(params), resolve(params, RuleReader(), strict=False)
         pairs = zip(tree.leaves, default.leaves, strict=True)
@@ -81,7 +81,7 @@ class Matrices:
         return resolve(tree, self._reader, self.sharding)
 
     def place(self, state: Any, tree: ResolvedTree) -> Any:
-        """Returns the first state of parameters, sharded as they are."""
+        """Shards the first state like the parameters."""
         return shard_like_params(state, tree)
 
 
@@ -95,8 +95,8 @@ class MatricesFields(TypedDict, total=False):
 
 
 def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | None:
-    """Returns the object, or one of its fields; raises ValueError for both."""
-    # optax.inject_hyperparams passes on under their name what ``**fields`` have collected.
+    """Returns ``where``, or a ``Matrices`` of ``fields``; raises ValueError for both."""
+    # optax.inject_hyperparams passes collected ``**fields`` on as one argument ``fields``.
     chosen = {**fields, **fields.get("fields", {})}
     chosen.pop("fields", None)
     where = chosen.pop("where", where)
@@ -104,8 +104,8 @@ def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | No
     if wrong or not isinstance(where, Matrices | None):
         raise TypeError(
             f"Unknown: {', '.join(wrong) or f'where={where!r}'}. where= takes omp.Matrices(...),"
-            " whose arguments may stand here. A rule has its own, as omp.contrib.NorMuon(beta2=0.9)"
-            " has, and those of AdamW go to others=optax.adamw(...)."
+            " whose arguments may stand here. Arguments of a rule go to the rule, as in"
+            " omp.contrib.NorMuon(beta2=0.9), and AdamW's to others=optax.adamw(...)."
         )
     if where is not None and chosen:
         raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
@@ -113,28 +113,24 @@ def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | No
 
 
 def one_of(given: Sequence[Any]) -> Matrices:
-    """Returns the one object that says something, for links, or the default rules.
-
-    Raises ValueError for two.
-    """
+    """Returns the only non-default ``Matrices`` of ``given``, or the default; two are an error."""
     chosen = list({id(where): where for where in given if not where.is_default}.values())
     if len(chosen) > 1:
         raise ValueError(
-            "Two objects say which parameters are matrices: where= of a link and where= of another"
-            " one or of the chain around it. Make one omp.Matrices(...) and pass it once."
+            "Two objects say which parameters are matrices: where= of a link, and where= of another"
+            " link or of the chain. Make one omp.Matrices(...) and pass it once."
         )
     return chosen[0] if chosen else Matrices()
 
 
 def partition_labels(params: Any, where: Matrices | MatrixTransformation | None = None) -> Any:
-    """``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
+    """Returns ``"muon"`` or ``"adam"`` for every parameter: the labels for ``optax.partition``.
 
     Args:
       params: parameters or updates.
-      where: which of them are matrices: the links themselves, or :class:`Matrices`; None means the
-        default rules.
+      where: the links, or :class:`Matrices`; None means the default rules.
 
     Raises:
-      ValueError: as ``Matrices.labels``.
+      ValueError: as :meth:`Matrices.labels`.
     """
     return (Matrices() if where is None else where).labels(params)

@@ -36,7 +36,7 @@ MISTAKES = {
     ),
     "a step of a step": (
         lambda: contrib.hyperball(0.1, omp.matrix_chain(omp.momentum(), contrib.Hyperball(0.7))),
-        "Hyperball after Hyperball: a link of a whole step downhill",
+        "Hyperball after Hyperball: a link behind whole steps downhill",
     ),
     "a decay without a rate": (
         lambda: omp.optimizer(contrib.Hyperball(0.1), None, 0.1, others=optax.sgd(0.1)),

@@ -1,1 +1,1 @@
-"""One device: what a CPU, a GPU and a TPU want, each in the file of its name."""
+"""How matrices are worked on by one device: a file each for CPUs, GPUs and TPUs."""

@@ -1,8 +1,7 @@
-"""A CPU: each shape is one loop over its matrices, which reads and writes them where they lie.
+"""A CPU: one loop for each shape, which reads and writes matrices where they lie.
 
-On a CPU one matrix fills all cores, and a stack only adds copies and cache misses (eight matrices
-of 384 x 1536 in float32 on 2 cores: 11.3 ms each one by one, 13.8 ms in a stack; 384 x 384: 6.4 and
-6.6 ms).
+One matrix fills all cores; a stack only adds copies and cache misses. A float32 matrix of 384 x
+1536, one of eight on 2 cores, took 11.3 ms alone and 13.8 ms in a stack; 384 x 384: 6.4 and 6.6 ms.
 """
 
 import functools
@@ -20,36 +19,31 @@ Tree = TypeVar("Tree")
 
 
 def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to all matrices on a CPU, one after the other, each shape in a loop."""
+    """Applies ``program`` to one matrix after the other, in a loop for each shape."""
     results: dict[int, jax.Array] = {}
     for members in group_by(batches, lambda x: (x.program_key, x.shape[0])):
         members.reverse()  # see map_in_place
         group = [batches[i] for i in members]
         first = group[0]
-        # A matrix that is made of other arrays can be made in the place of its result.
+        # A matrix that is computed from other arrays can share memory with its result.
         in_place = first.operand.compute is not None and first.operand.dtype == first.result_dtype
-        if in_place and first.shape[0] == 1:
-            made = _in_place(program, group)
-        else:
-            made = _one_by_one(program, group)
-        results |= zip(members, made, strict=True)
+        work = _in_place if in_place and first.shape[0] == 1 else _one_by_one
+        results |= zip(members, work(program, group), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
 def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to single matrices of one shape, which are made before the loop.
-
-    XLA gives them the sharding of their sources, and the loop's results theirs.
-    """
+    """Applies ``program`` to single matrices of one shape, computed before the loop."""
     function = batches[0].apply(program)
-    # Without the axis of size 1 arrays have the shape of the parameter, and can share its memory.
+    # XLA passes shardings on, from sources to matrices to results. Without the axis of size 1,
+    # arrays have the shape of the parameter and can share its memory.
     made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
     results = map_in_place(lambda x: function(x[None])[0], made, in_place=True)
     return [y[None] for y in results]
 
 
 def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to batches of one shape, matrix by matrix, each made where it is read."""
+    """Applies ``program`` to batches of one shape, each matrix loaded inside the loop."""
     first = batches[0]
     function = first.apply(program)
 
@@ -69,20 +63,14 @@ def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Ar
 def map_in_place(
     function: Callable[..., jax.Array], sources: Sequence[Arrays], in_place: bool = False
 ) -> list[jax.Array]:
-    """Maps ``function`` over tuples of arrays, in a loop that needs memory for its results alone.
-
-    A stack of the arrays, as ``jax.lax.map`` wants, would be a second copy of the model; and a
-    program with the function written out for each array would compile as many times as long. The
-    loop is differentiable.
-
-    XLA gives the memory of the last outputs of a program to the first results of a loop. Callers
-    therefore pass the arrays in reverse order: the loop and the updates made from its results then
-    share memory. In the other order they take a second copy. Results have the shape of the arrays,
-    and may have another dtype; ``in_place`` lets those of the first arrays' dtype take their place.
-    """
+    """Maps ``function`` over tuples of arrays, in a loop that needs memory for its results only."""
+    # The stack of ``jax.lax.map`` would be a second copy of the model; a function written out for
+    # each array would take that many times as long to compile.
+    # XLA gives the memory of a program's last outputs to the first results of a loop. Callers pass
+    # arrays in reverse order: results then share memory with the updates made from them.
     if len(sources) == 1:
         return [function(*sources[0])]
-    # What the function closes over (a traced eps) may be differentiated too.
+    # Values that the function closes over, such as a traced eps, may be differentiated too.
     closed, closed_over = jax.closure_convert(function, *sources[0])
     return _loop(closed, in_place, list(sources), closed_over)
 
@@ -103,10 +91,7 @@ def _loop(
         y = function(*pick(i, given), *closed_over)
         return [_replace_if(i == k, old, y) for k, old in enumerate(results)]
 
-    if in_place:
-        results = [arrays[0] for arrays in sources]
-    else:
-        results = [jnp.zeros(result.shape, result.dtype) for _ in sources]
+    results = [x[0] if in_place else jnp.zeros(result.shape, result.dtype) for x in sources]
     inputs = jax.tree.leaves((sources, closed_over))
     return jax.lax.fori_loop(0, len(sources), body, [varying_like(x, inputs) for x in results])
 
@@ -115,7 +100,7 @@ def _loop(
 def _derivative(
     function: Callable[..., jax.Array], in_place: bool, primals: Any, tangents: Any
 ) -> Any:
-    """Writes the loop out: differentiated as a loop it would keep all results of every turn."""
+    """Writes the loop out: the derivative of a loop would keep all results of every turn."""
     del in_place
 
     def written_out(sources: list[Arrays], closed_over: list[jax.Array]) -> list[jax.Array]:
@@ -129,11 +114,9 @@ def pick(i: jax.Array, trees: Sequence[Tree]) -> Tree:
     return jax.lax.switch(i, [functools.partial(lambda tree: tree, tree) for tree in trees])
 
 
-@jax.jit  # so that it is traced once
+@jax.jit  # traces it once
 def _replace_if(condition: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """Returns ``new`` if ``condition``, else ``old``, in the memory of ``old``.
-
-    A ``while`` loop of no turns or one: it compiles in half the time of ``jax.lax.cond``.
-    """
+    """Returns ``new`` if ``condition``, else ``old``, in the memory of ``old``."""
+    # A loop of at most one turn compiles in half the time of ``jax.lax.cond``.
     once = (condition, old)
     return jax.lax.while_loop(lambda state: state[0], lambda state: (False, new), once)[1]

@@ -1,15 +1,11 @@
-"""A GPU, and backends that are not named: matrices are worked on in stacks.
+"""A GPU, and backends without a file here: matrices are worked on in stacks.
 
-Small matrices leave most of the device idle, and a loop that chooses a matrix at run time waits for
-the host at every turn. Programs grow with the number of shapes, not of layers. A stack has a
-maximum size, which bounds the memory that is needed in addition to the input, whatever the model.
-In half precision matrices are rounded before they are copied into it. The whole stack is worked on
-at once. Tall matrices have stacks of their own: transposed to join the wide ones, they were written
-three times more, since XLA then keeps their momentum transposed too. A leaf of many layers is cut
-into slices.
+Small matrices leave most of the device idle, and a loop that picks a matrix at run time waits for
+the host at every turn. Programs grow with the number of shapes, not of layers. The size of a stack
+bounds the additional memory for any model. Tall matrices have separate stacks: transposed to join
+the wide ones they were written three times more, since XLA then stores their momentum transposed.
 
-This was seen in programs that XLA compiled for an H100. Stacks were run on one H200:
-``lab/benchmarks/README.md``, "On a GPU".
+Seen in programs compiled for an H100, and run on one H200 (``lab/benchmarks/README.md``).
 """
 
 import itertools
@@ -25,8 +21,8 @@ from optax_muonplus._execution.batches import MatrixBatch, cut_into_chunks, grou
 from optax_muonplus._execution.loops import map_slices
 from optax_muonplus._execution.lower import Program
 
-# A stack has at most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on
-# square matrices needs four times as much in addition: R, R^2, P and the next X.
+# At most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on square
+# matrices needs four times as much in addition: R, R^2, P and the next X.
 STACK_BYTES = 2**27
 
 
@@ -45,28 +41,25 @@ def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax
 
 
 def _round_once(program: Program, batch: MatrixBatch) -> MatrixBatch:
-    """Rounds matrices when they are read, from arrays that are in memory anyway.
-
-    Without the barrier XLA computes the momentum again, from the gradient and the momentum before,
-    for every slice and in float32. A single array is rounded before the barrier if results are as
-    narrow, since the momentum that it was made of then is too; or else it is left to XLA.
-    """
+    """Rounds matrices when they are read, from arrays that are in memory anyway."""
     narrow = batch.round_early(program)
     if narrow.operand.compute is not None:
-        kept = narrow.of(jax.lax.optimization_barrier(batch.operand.arrays))
+        # Without the barrier XLA would compute the momentum again for every slice, in float32.
+        kept = narrow.with_arrays(jax.lax.optimization_barrier(batch.operand.arrays))
         if not program.takes_largest:
             return kept
-        # XLA finds it in the pass that writes the momentum; later it would be a pass of its own.
-        # The largest of its rows is found for a whole stack, in place of a kernel for each leaf.
+        # The pass that writes the momentum finds the largest of each row; later it would be another
+        # pass. The largest of all rows is found once for a stack, not in a kernel for each leaf.
         size = jnp.abs(batch.operand.load())
         return kept._replace(largest=jnp.max(size, -1, keepdims=True, initial=0))
     if narrow.operand.dtype.itemsize != jnp.dtype(batch.result_dtype).itemsize:
-        return narrow
-    return narrow.of((jax.lax.optimization_barrier(narrow.operand.load()),))
+        return narrow  # XLA decides
+    # The momentum that this array was computed from is as narrow: a rounded copy is in memory.
+    return narrow.with_arrays((jax.lax.optimization_barrier(narrow.operand.load()),))
 
 
 def _slice_size(batch: MatrixBatch) -> int:
-    """Chooses how many matrices of a parameter are worked on at once: equal slices, if possible."""
+    """Chooses how many matrices of a leaf are worked on at once: equal slices, if possible."""
     length, *shape = batch.shape
     most = max(1, STACK_BYTES // (math.prod(shape) * jnp.dtype(batch.dtype).itemsize))
     if length <= most:
@@ -76,12 +69,12 @@ def _slice_size(batch: MatrixBatch) -> int:
 
 
 def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
-    """Applies ``program`` to a parameter of many layers or experts, slice by slice."""
+    """Applies ``program`` to a leaf of many layers or experts, slice by slice."""
     known = () if batch.largest is None else (batch.largest,)
     arrays = (*batch.operand.arrays, *known)
 
     def work(*arrays: jax.Array) -> jax.Array:
-        one = batch.of(arrays[: len(arrays) - len(known)])
+        one = batch.with_arrays(arrays[: len(arrays) - len(known)])
         return _in_stacks(program, [one._replace(largest=arrays[-1] if known else None)])[0]
 
     length = batch.shape[0]
@@ -93,39 +86,34 @@ def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to stacks of the matrices that are stored in one shape."""
+    """Applies ``program`` to stacks of matrices that are stored in one shape."""
     results: dict[int, jax.Array] = {}
     for group in group_by(batches, lambda x: x._replace(transposed=False).program_key):
-        # Sorted, so that each stack has the two layouts in two runs.
+        # Sorted: each stack has the two layouts in two runs.
         members = sorted(group, key=lambda i: batches[i].transposed)
         sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
         for chunk in cut_into_chunks(members, sizes, STACK_BYTES):
             parts = [batches[i] for i in chunk]
-            upright = sum(x.shape[0] for x in parts if not x.transposed)
+            split = sum(x.shape[0] for x in parts if not x.transposed)
             array = jnp.concatenate([x.operand.load() for x in parts])
             largest = [x.largest for x in parts if x.largest is not None]
             known = program
             if len(largest) == len(parts):
-                found = jnp.max(jnp.concatenate(largest), axis=-2, keepdims=True)
-                known = program.with_largest(found)
-            stack = _at_once(known, array, parts[0], upright)
+                known = program.with_largest(jnp.max(jnp.concatenate(largest), -2, keepdims=True))
+            stack = _at_once(known, array, parts[0], split)
             stops = itertools.accumulate(x.shape[0] for x in parts)
             results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, upright: int) -> jax.Array:
-    """Applies ``program`` to a stack: the first ``upright`` matrices are (out, in), others not.
-
-    The first function may get matrices in a narrower dtype than the others, which get that of
-    ``stack``.
-    """
+def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, split: int) -> jax.Array:
+    """Applies ``program`` to a stack whose matrices are stored as (in, out) from ``split`` on."""
     for function, transposed in zip(program.functions, program.transposed, strict=True):
-        if upright == 0:
+        if split == 0:
             x = transposed(x)
-        elif upright == len(x) or function.transpose_equivariant:
+        elif split == len(x) or function.transpose_equivariant:
             x = function(x)
         else:
-            x = jnp.concatenate([function(x[:upright]), transposed(x[upright:])])
-        x = x.astype(stack.dtype)
+            x = jnp.concatenate([function(x[:split]), transposed(x[split:])])
+        x = x.astype(stack.dtype)  # only the first function may get a narrower dtype
     return saturating_cast(x, stack.result_dtype)

@@ -1,13 +1,10 @@
 """A TPU: matrices of one shape are stacked and worked on one after the other, in a loop.
 
-One matrix and what the iteration needs for it stay in the fast memory of a core (VMEM, 128 MiB of a
-v5e), where a stack does not. A product reads its matrix from the stack, and writes it into the
-results, without a copy. A loop over the parameters themselves, as on a CPU, is slower: at every
-turn it would copy several of them to the fast memory, of which it uses one. Symmetric products in
-halves, without the quarter that mirrors another, have a quarter less of them and take longer: to
-join the parts, results are read again.
-
-This was seen in programs that XLA compiled for a v5e.
+One matrix and the iteration's temporaries fit into the fast memory of a core (VMEM, 128 MiB of a
+v5e); a stack does not. Products read from the stack and write into the results without a copy. A
+loop over the parameters themselves, as on a CPU, is slower: every turn copies several to the fast
+memory and uses one. Symmetric products in halves save a quarter of the work and take longer, since
+joining the parts reads results again. Seen in programs that XLA compiled for a v5e.
 """
 
 import math
@@ -22,20 +19,20 @@ from optax_muonplus._execution.loops import concatenate, map_slices
 from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.polar import products
 
-# Results of a stack on a TPU are another stack. The iteration needs next to nothing more.
+# Results are another stack; the iteration needs next to nothing more.
 TPU_STACK_BYTES = 2**28
 
 
 def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to all matrices, one at a time."""
-    # Libtpu stores a matrix transposed where only its columns then fill their blocks. To swap the
-    # axes moves nothing there; without it libtpu transposes the stack as a whole. Scanned layers
-    # are not swapped: that costs 2 % (59.5 against 58.4 million cycles).
+    """Applies ``program`` to one matrix after the other."""
+    # Libtpu stores a matrix transposed if only that fills its blocks. Swapping the axes then moves
+    # nothing; otherwise libtpu transposes the whole stack. Scanned layers are not swapped, which
+    # would cost 2% (59.5 against 58.4 million cycles).
     block = products.TPU_BLOCK
-    turned = [
+    swapped = [
         x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
     ]
-    stored = [_swap_sides(x) if t else x for x, t in zip(batches, turned, strict=True)]
+    stored = [_swap_sides(x) if t else x for x, t in zip(batches, swapped, strict=True)]
     results: dict[int, jax.Array] = {}
     for group in group_by(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
@@ -48,7 +45,7 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
             stack = concatenate([narrow[i].operand.load() for i in chunk])
             stack = map_slices(narrow[chunk[0]].apply(program), (stack,), 1, in_place=True)
             results |= zip(chunk, jnp.split(stack, len(chunk)), strict=True)
-    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(turned)]
+    return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(swapped)]
 
 
 def _swap_sides(batch: MatrixBatch) -> MatrixBatch:
@@ -58,4 +55,4 @@ def _swap_sides(batch: MatrixBatch) -> MatrixBatch:
 
 def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:
     function = batch.apply(program)
-    return lambda *arrays: function(batch.of(arrays).operand.load())
+    return lambda *arrays: function(batch.with_arrays(arrays).operand.load())

@@ -1,14 +1,12 @@
-"""Matrices that lie in shards on a mesh, each worked on whole by one device: pack, work, return.
+"""Matrices sharded on a mesh, each worked on whole by one device: pack, work, return.
 
-*Pack*: every device writes its shards into a send buffer, which has a row for each worker, and one
-all-to-all sends the rows. *Work*: a worker joins the shards that it received to whole matrices, and
-works on them. *Return*: it writes the shards of the results into the same places, and a second
-all-to-all sends the rows back. Devices that hold copies of a matrix divide the work, and gather the
-results. ``plan.py`` decides who works on what, and has a worked example.
+Every device *packs* its shards into a send buffer with a row for each worker, and one all-to-all
+sends the rows. A worker joins them to whole matrices, *works* on these, and writes the results into
+the same places. A second all-to-all *returns* the rows. Devices that hold copies of a matrix divide
+the work, and gather the results. ``plan.py`` decides who works on what, and has a worked example.
 
-There are two collectives for each bucket, however many matrices are in it, and none while work is
-done. They are explicit, under ``jax.shard_map``: sharding constraints on a stack made the compiler
-gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
+Each bucket has these two collectives, explicit under ``jax.shard_map``: sharding constraints on a
+stack made the compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
 """
 
 import dataclasses
@@ -36,16 +34,11 @@ from optax_muonplus._leaves.record import LeafInfo
 def apply_sharded(
     program: Program, operands: Sequence[Operand], leaves: Sequence[LeafInfo]
 ) -> list[jax.Array]:
-    """Applies a program to the matrices of leaves on one mesh.
-
-    Matrices travel in the dtype that the first function rounds them to, if it is narrower than
-    theirs and has as many exponent bits. Results equal those of rounding after the transfer, have
-    the dtypes of the records, and are sharded as the operands.
-    """
+    """Applies a program to the matrices of leaves on one mesh; results keep their shardings."""
     operands = [_in_whole_blocks(x) for x in operands]
     computes = list(dict.fromkeys(x.compute for x in operands))
-    # Arrays, which optax.inject_hyperparams makes of hyperparameters, have to be passed to jax.jit
-    # and jax.shard_map as arguments. Python numbers stay constants of the program.
+    # Hyperparameters that optax.inject_hyperparams made arrays must be arguments of jax.jit and
+    # jax.shard_map. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((computes, program))
     hyperparams = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
     numbers = tuple(None if i in hyperparams else x for i, x in enumerate(values))
@@ -56,22 +49,20 @@ def apply_sharded(
 
 
 def _in_whole_blocks(operand: Operand) -> Operand:
-    """Loads an operand with numbers for blocks, since a shard may cut a block."""
+    """Loads an operand that has numbers for blocks, since a shard may cut a block."""
     shapes = {x.shape for x in operand.arrays}
     return operand if len(shapes) == 1 else Operand.of(operand.load())
 
 
 def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
-    """Returns the platform of the devices that the argument ``sharding`` names, if it names any.
-
-    Types have abstract meshes, which have no devices. Then work is traced for every platform.
-    """
+    """Returns the platform of the devices that the argument ``sharding`` names, if any."""
+    # Types have abstract meshes without devices. Work is then traced for every platform.
     meshes = (leaf.given_sharding.mesh for leaf in leaves if leaf.given_sharding)
     devices = (mesh.devices for mesh in meshes if isinstance(mesh, Mesh))
     return next((platform_of(x.flat[0].platform) for x in devices), None)
 
 
-# Outside of jit every operation would be a program of its own, and compiled anew at every call.
+# Outside of jit every operation would be a separate program, compiled at every call.
 @functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
 def _apply(
     hyperparams: dict[int, jax.Array],
@@ -98,10 +89,8 @@ def _apply(
         results: dict[int, jax.Array] = {}
         for route in routes:
             device = _Device(program, route, leaves, where)
-            if route.worker_axes:
-                results |= device.exchange(operands)
-            else:
-                results |= device.work_in_place(operands)
+            work = device.exchange if route.worker_axes else device.work_in_place
+            results |= work(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
     work = functools.partial(
@@ -116,11 +105,11 @@ def _on_each_device(
     arrays: Sequence[Arrays],
     leaves: Sequence[ShardedLeaf],
 ) -> list[jax.Array]:
-    """Runs ``work`` on the shards of ``arrays`` that each device of a mesh has."""
+    """Runs ``work`` on the shards of ``arrays`` on each device of a mesh."""
     specs = tuple(as_named(x.sharding).spec for x in leaves)
     mesh = leaves[0].sharding.mesh
-    # Replicas divide work along axes that cut no array. Where members of a jax.vmap lie along such
-    # an axis, they have other members, and JAX refuses this array, which is cut along all axes.
+    # Replicas divide work along axes that cut no array. If members of a jax.vmap lie along such an
+    # axis, devices along it are no replicas: JAX then refuses this array, which all axes cut.
     names = usable_axes(mesh)
     taken = jnp.zeros([mesh.shape[name] for name in names], bool)
     everywhere = LeafSharding(mesh, tuple((name,) for name in names))
@@ -132,7 +121,7 @@ def _on_each_device(
         in_specs=(PartitionSpec(), as_named(everywhere).spec, *specs),
         out_specs=specs,
         axis_names=set(names),
-        check_vma=False,  # what is gathered is the same on all devices, which it cannot see
+        check_vma=False,  # it cannot see that gathered arrays are equal on all devices
     )
     return list(mapped(hyperparams, taken, *arrays))
 
@@ -161,11 +150,8 @@ class _Device:
         results: list[dict[int, jax.Array]] = [{} for _ in shards]
         exchange = functools.partial(_exchange, axes=route.all_to_all_axes)
         for bucket in route.buckets:
-            # Pack.
             buffer = exchange(_rows_of_replica(self.pack(bucket, shards), route.replica_axes))
-            # Work.
             buffer = exchange(self.work(bucket, buffer))
-            # Return.
             if route.replica_axes:
                 buffer = jax.lax.all_gather(buffer, route.replica_axes, tiled=True)
             for slot in itertools.chain(*bucket):
@@ -174,7 +160,7 @@ class _Device:
 
     def shards_of(self, operands: Sequence[Operand], which: Sequence[int]) -> jax.Array:
         """Returns the shards ``(items, lines, 128)`` of arrays of one kind."""
-        # Rounded before they are reshaped, as a momentum is where it is stored: one array for both.
+        # Rounded before reshaping, like a stored momentum: XLA then makes one array for both.
         narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
         parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
         # A GPU joins arrays with fewer operations, a TPU in place.
@@ -188,7 +174,7 @@ class _Device:
         return buffer
 
     def unpack(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
-        """Returns the arrays by index, of the shards of results by kind and first item."""
+        """Returns arrays by index, from the shards of results by kind and first item."""
         arrays = {}
         for parts, which in zip(results, self.route.leaves, strict=True):
             stops = np.cumsum([self.leaves[i].items for i in which])[:-1]
@@ -197,35 +183,30 @@ class _Device:
         return arrays
 
     def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
-        """Works on a receive buffer; returns the results, in the places of their shards."""
+        """Works on a receive buffer; returns the results in the places of their shards."""
         dtype = self.route.items[0].result_dtype
-        # Matrices lie in the buffer as they were sent, and each is read once: results take their
-        # places there if they are as wide.
+        # Each matrix in the buffer is read once: results of its dtype take its place.
         in_place = buffer.dtype == dtype
         results = buffer if in_place else jnp.zeros(buffer.shape, dtype)
-        # In a shared round every worker has as many items of one kind.
-        shared = [x for x in bucket if x[0].stop - x[0].start == self.route.workers]
-        slots = [slots[0] for slots in shared]
+        # In a shared round every worker has the same number of items of one kind.
+        shared = [x for x, *_ in bucket if x.stop - x.start == self.route.workers]
         batches = [
             self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width])
-            for x in slots
+            for x in shared
         ]
         outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
-        for slot, of_slot in zip(slots, batches, strict=True):
+        for slot, of_slot in zip(shared, batches, strict=True):
             output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot])
             results = jax.lax.dynamic_update_slice_in_dim(results, output, slot.offset, 1)
         for slots in bucket:
-            if slots not in shared:
+            if slots[0] not in shared:
                 results = self.work_on_round(slots, results if in_place else buffer, results)
         return results
 
     def work_on_round(self, slots: Round, buffer: jax.Array, results: jax.Array) -> jax.Array:
-        """Works on a round in which each worker has one item of some kind, or nothing.
-
-        All workers run one program, which looks up by the worker's index what it has to do.
-        """
+        """Works on a round in which each worker has one item of some kind, or nothing."""
         kinds = sorted({slot.kind for slot in slots})
-        # The branch of each worker, and the first line of its item.
+        # All workers run one program. Each looks up its branch, and the first line of its item.
         table = np.zeros((2, self.route.workers), np.int32)
         for slot in slots:
             table[:, slot.start : slot.stop] = [[kinds.index(slot.kind) + 1], [slot.offset]]
@@ -248,7 +229,7 @@ class _Device:
 
 
 def _rows_of_replica(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Keeps the rows for the devices along other axes, of which all replicas have the same."""
+    """Keeps a replica's rows of those that all replicas have."""
     if not axes:
         return rows
     rows = rows.reshape(jax.lax.axis_size(axes), -1, *rows.shape[1:])

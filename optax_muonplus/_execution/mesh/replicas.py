@@ -1,4 +1,4 @@
-"""Arrays cut over replicas that hold copies of them, and gathered from them in one collective."""
+"""Cuts arrays over replicas, and gathers them in one collective."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ class Cut(NamedTuple):
 
     whole: LeafSharding  # of the array before
     axis: int
-    names: tuple[str, ...]  # mesh axes, behind those that cut the axis already; may be none
+    names: tuple[str, ...]  # mesh axes, behind those that already cut the axis; may be empty
 
     @property
     def sharding(self) -> LeafSharding:
@@ -30,7 +30,7 @@ class Cut(NamedTuple):
 
 
 def cut_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
-    """Shards ``x`` so, where ``sharding`` only adds minor mesh axes: nothing moves."""
+    """Reshards ``x`` where ``sharding`` only adds minor mesh axes, which moves nothing."""
     typed = jax.typeof(x).sharding
     if AxisType.Explicit in sharding.mesh.axis_types and not typed.mesh.empty:
         x = jax.sharding.reshard(x, as_named(sharding, [AxisType.Explicit]))
@@ -41,15 +41,12 @@ def cut_to(x: jax.Array, sharding: LeafSharding) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def gather(parts: Sequence[jax.Array], cuts: tuple[Cut, ...]) -> list[jax.Array]:
-    """Returns the whole arrays of ``parts``, one at least.
-
-    All of one dtype that are cut along the same mesh axes travel in one all-gather over them,
-    ``BUCKET_BYTES`` at a time.
-    """
+    """Returns the whole arrays of ``parts``, at least one."""
     mesh = cuts[0].whole.mesh
 
     def on_each_device(*shards: jax.Array) -> tuple[jax.Array, ...]:
         results: dict[int, jax.Array] = {}
+        # Arrays of one dtype, cut along the same mesh axes, travel in one all-gather per bucket.
         for group in group_by(range(len(shards)), lambda i: (cuts[i].names, shards[i].dtype)):
             names = cuts[group[0]].names
             replicas = math.prod(mesh.shape[name] for name in names)
@@ -72,6 +69,6 @@ def gather(parts: Sequence[jax.Array], cuts: tuple[Cut, ...]) -> list[jax.Array]
         in_specs=tuple(as_named(cut.sharding).spec for cut in cuts),
         out_specs=tuple(as_named(cut.whole).spec for cut in cuts),
         axis_names=set(usable_axes(mesh)),
-        check_vma=False,  # what is gathered is the same on all devices, which it cannot see
+        check_vma=False,  # it cannot see that gathered arrays are equal on all devices
     )
     return list(mapped(*parts))

@@ -1,1 +1,1 @@
-"""The polar factor, fast: the iteration, its products, and the choice of both."""
+"""The fast polar factor: the iteration, its products, and the choice of both."""

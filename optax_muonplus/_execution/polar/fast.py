@@ -1,15 +1,12 @@
 """The polar factor as it runs: the definition's numbers by the fastest products of a platform.
 
-The Gram iteration needs more exact products than the plain one, and restarts that go with their
-precision:
+The Gram iteration needs more exact products than the plain one, and restarts to match:
 
-- float32 and wider: on a CPU products are exact. On accelerators JAX's default is TF32, or
-  operands rounded to bfloat16, which is enough for the plain iteration only: ``"auto"`` stays
-  plain there, and ``"gram"`` makes exact products. If JAX is told to make these anyway
-  (``jax_default_matmul_precision="highest"``), ``"auto"`` may take either form.
-- float16: both forms, on GPUs. Errors of the Gram iteration are below those of plain bfloat16.
-- bfloat16: both, for the tables that have restarts with which the Gram iteration is as exact as the
-  plain one. It rounds more often than in float16, so that it restarts more often.
+- float32 and wider: exact products, as on a CPU, for ``"gram"``. JAX's default on accelerators
+  (TF32, or operands rounded to bfloat16) is enough for the plain iteration only, so ``"auto"`` is
+  plain there unless ``jax_default_matmul_precision`` is ``"highest"``.
+- float16: either form, on GPUs. Errors of the Gram form are below those of plain bfloat16.
+- bfloat16: either form, for tables whose restarts make the Gram form as exact as the plain one.
 """
 
 from collections.abc import Sequence
@@ -32,12 +29,12 @@ EXACT = jax.lax.Precision.HIGHEST
 
 @matrix_function
 class FastPolar(MatrixFunction):
-    """Computes what ``options``, a Newton-Schulz iteration, defines, to its rounding errors.
+    """Computes the Newton-Schulz iteration that ``options`` defines, up to rounding errors.
 
     Attributes:
-      options: what is computed.
-      platform: which the products are written for; None is that of JAX's default backend.
-      largest: the largest absolute values of the matrices, ``(batch, 1, 1)``; None if not known.
+      options: the definition.
+      platform: the platform of the products; None is that of JAX's default backend.
+      largest: the largest absolute values of the matrices, ``(batch, 1, 1)``; None if unknown.
     """
 
     options: Orthogonalize
@@ -52,7 +49,7 @@ class FastPolar(MatrixFunction):
 
     @property
     def takes_largest(self) -> bool:
-        """Whether it can be told the largest values: float16 needs the norm of matrices too."""
+        """Whether ``largest`` saves a pass: float16 needs the norm of matrices too."""
         return self.options.compute_dtype == jnp.bfloat16 and self.transpose_equivariant
 
     @property
@@ -78,43 +75,34 @@ class FastPolar(MatrixFunction):
         return self.platform or platform_of(jax.default_backend())
 
     def iteration(self, platform: Platform, shape: Sequence[int], dtype: DTypeLike) -> Iteration:
-        """Resolves all choices for matrices of that shape and dtype on that platform."""
+        """Resolves all choices for matrices of this shape and dtype on this platform."""
         options = self.options
         rows, _, safety_factor, _ = options.coefficients
         sums = product_dtype(dtype, options.compute_dtype)
         operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
-        restarts, precision, upcast_operands = choose_algorithm(
-            options, platform, shape, operand, sums
-        )
+        restarts, precision, upcast = choose_algorithm(options, platform, shape, operand, sums)
         height, width = shape[-2:]
-        # A square matrix is multiplied from the left, which is 8% faster on a CPU. "aol" scales one
-        # side: it takes the right one, as optax.contrib.muon does.
+        # A square matrix is multiplied 8% faster from the left on a CPU. "aol" scales one side: the
+        # right one, as in optax.contrib.muon.
         left = height < width or (height == width and options.preconditioning != "aol")
-        # The Gram form rounds more often than the plain one. In bfloat16 it is as near to the
-        # polynomial if squares are not rounded, and up to 1.3 times as far if they are.
+        # The Gram form in bfloat16 is as near to the polynomial as the plain one if squares are not
+        # rounded, and up to 1.3 times as far if they are.
         exact_squares = operand == jnp.bfloat16 and restarts != tuple(range(1, len(rows)))
         exact_norm = options.exact_norm and operand != sums
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
-        # Entries of y are at most 2, so that those of a third power of its Gram matrix are far from
-        # the largest number of bfloat16. Under "aol" each row has its own factor.
+        # Entries of y are at most 2, and those of a third power of its Gram matrix far from the
+        # largest number of bfloat16. The first step is a segment by itself. Under "aol" each row
+        # has its own factor.
         saves_passes = (
             (platform, operand) == ("gpu", jnp.bfloat16)
             and len(rows[0]) <= 4
-            and restarts[:1] in ((), (1,))[len(rows) > 1 :]
+            and (len(rows) == 1 or restarts[:1] == (1,))
             and options.preconditioning != "aol"
             and not exact_norm
         )
         made = Products(
-            left,
-            operand,
-            sums,
-            factor,
-            precision,
-            upcast_operands,
-            exact_squares,
-            block,
-            saves_passes,
+            left, operand, sums, factor, precision, upcast, exact_squares, block, saves_passes
         )
         return Iteration(rows, restarts, safety_factor, options.preconditioning, exact_norm, made)
 
@@ -126,16 +114,12 @@ def choose_algorithm(
     operand: jnp.dtype,
     sums: jnp.dtype,
 ) -> tuple[tuple[int, ...], Precision, bool]:
-    """Returns how the iteration of matrices of that shape is carried out.
-
-    That is the steps that compute the Gram matrix again, the precision of products, and whether
-    operands are cast to the dtype of ``sums``.
-    """
+    """Returns restarts, the precision of products, and whether operands are cast to ``sums``."""
     rows, polar = options.coefficients.rows, options.polar
-    plain = tuple(range(1, len(rows)))  # it restarts at every step
+    plain = tuple(range(1, len(rows)))  # restarts at every step
 
     def cheaper(gram: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the restarts of the cheaper form, if ``polar`` leaves a choice."""
+        """Returns the restarts of the cheaper form, if ``polar`` allows both."""
         if polar == "newton_schulz":
             return plain
         fewer = operations(shape, rows, gram) < operations(shape, rows, plain)
@@ -145,8 +129,8 @@ def choose_algorithm(
     float32, float16, bfloat16 = options.coefficients.restarts or [plain] * 3
     on_cpu = platform == "cpu"
     if jnp.finfo(operand).nmant < jnp.finfo(jnp.float32).nmant:
-        # The CPU sums bfloat16 products in bfloat16 in places; the accelerators never do. TPUs have
-        # no unit for float16, and would round its digits to those of bfloat16.
+        # A CPU sums some bfloat16 products in bfloat16; accelerators never do. TPUs have no float16
+        # unit, and would round operands to bfloat16.
         on_tpu = platform == "tpu" and operand == jnp.float16
         restarts = cheaper(float16 if operand == jnp.float16 else bfloat16)
         return restarts, EXACT if on_tpu else None, on_tpu or on_cpu
@@ -169,11 +153,10 @@ def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
       \text{result} = (P_{T-1} \cdots P_0) X
 
     This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
-    operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Where rounding errors in R would
-    grow, R is computed again from X. Float32 products are exact, also on accelerators, since the
-    iteration may diverge in TF32. In float16 the result is nearer
-    to the polynomial than the plain iteration in bfloat16, and in bfloat16 as near, for the tables
-    that have such restarts.
+    operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Before rounding errors in R grow
+    large, R is computed again from X. Float32 products are exact on accelerators too, since the
+    iteration may diverge in TF32. Compared with the plain iteration in bfloat16, the result is
+    nearer to the polynomial in float16, and as near in bfloat16 for tables with such restarts.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
@@ -183,8 +166,8 @@ def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: if one of ``x`` and ``options.compute_dtype`` is real and the other complex, and
-        for ``x`` that is not floating-point.
+      ValueError: if only one of ``x`` and ``options.compute_dtype`` is complex, and for ``x`` that
+        is not floating-point.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """

@@ -1,17 +1,16 @@
 r"""The Newton-Schulz iteration as it runs; ``_core.newton_schulz`` defines what it computes.
 
-It is either plain or on the Gram matrix, in one loop. If the shorter side of X is the left one, a
-step multiplies X from the left by a polynomial P of the Gram matrix R. All of these matrices
-commute, so that R and P alone give the next Gram matrix:
+One loop runs the plain iteration and its Gram form. If the rows are the shorter side of X, a step
+multiplies X from the left by a polynomial P of the Gram matrix R. These matrices commute: R and P
+alone determine the next Gram matrix,
 
 .. math::
   P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad
   X_{i+1} = P_i X_i, \qquad R_{i+1} = X_{i+1} X_{i+1}^H = R_i P_i^2
 
-A *segment* is a run of steps that multiplies with X only at its ends. It computes :math:`R = X
-X^H`, forms the product of its :math:`P_i` on the short side, and multiplies X by it once. In plain
-Newton-Schulz every step is a segment. Gram Newton-Schulz has as few segments as rounding allows: a
-*restart* begins a new one before the errors in R become large.
+A *segment* is a run of steps that multiplies with X only at its ends: it computes :math:`R = X
+X^H`, and multiplies X once by the product of its :math:`P_i`. In plain Newton-Schulz every step is
+a segment. In the Gram form a *restart* begins a new one before rounding errors in R grow large.
 
 Source of the Gram form: Dao-AILab, gram-newton-schulz (2026),
 https://dao-ailab.github.io/blog/2026/gram-newton-schulz/.
@@ -47,8 +46,8 @@ from optax_muonplus._execution.polar.products import (
     round_to,
 )
 
-# The Frobenius norm that float16 operands are scaled to. Entries of the Gram matrix are then
-# at most 4 x 64^2, a quarter of float16's range.
+# Float16 operands are scaled to this Frobenius norm: the Gram matrix then has entries of at most
+# 4 x 64^2, a quarter of float16's range.
 _NORM = 64.0
 
 
@@ -60,8 +59,8 @@ class Iteration:
     restarts: tuple[int, ...]  # steps, counted from 0, that compute the Gram matrix again
     safety_factor: float  # multiplies the norm
     preconditioning: Preconditioning  # the norm that divides
-    exact_norm: bool  # whether it is that of matrices before they are rounded
-    products: Products  # for matrices of that shape
+    exact_norm: bool  # whether it is the norm before rounding
+    products: Products
 
 
 def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, ...]) -> int:
@@ -75,20 +74,16 @@ def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, .
     return count
 
 
-# Under jax.jit it is compiled once for each shape also if the caller is not jitted.
+# jax.jit compiles it once for each shape even if the caller is not jitted.
 @functools.partial(jax.jit, static_argnames="iteration")
 def iterate(
     x: Matrices, eps: ArrayLike, iteration: Iteration, largest: Scale | None = None
 ) -> Matrices:
-    """Runs an iteration, with ``eps`` added to the norm that divides.
-
-    The ``largest`` absolute values of matrices are found in a pass over ``x`` if not known.
-    """
+    """Runs an iteration, with ``eps`` added to the norm; ``largest`` values save a pass."""
     rows, products = iteration.rows, iteration.products
     operand, dtype = products.operand, products.dtype
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
-    y = x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x
-    y = y.astype(dtype)
+    y = (x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x).astype(dtype)
     if largest is None:
         y, magnitude = _in_range(y, operand)
     else:
@@ -114,38 +109,31 @@ def iterate(
 
 @functools.partial(jax.jit, static_argnames="operand", inline=True)
 def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
-    """Divides ``x`` by powers of two, and returns these too.
-
-    Neither the quotient nor its Gram matrix leaves the range of ``operand``. Float16 has so little
-    of it that not the largest element is brought near 1, but the Frobenius norm near 64: elements
-    of the Gram matrix are then at most 128^2, and a few large elements of ``x`` do not push the
-    others below the normal numbers.
-    """
+    """Divides ``x`` by powers of two, to fit the range of ``operand``, and returns both."""
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
         return scale_by_pow2(x)
-    # Both are sums over the same elements, which XLA makes in one pass.
+    # In float16 the Frobenius norm is brought near 64, not the largest element near 1: a few large
+    # elements then do not push the others below the normal numbers. XLA makes one pass.
     squares = sum_of_squares(x, (-2, -1))
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
     info = jnp.finfo(squares.dtype)
     summed = (squares > info.tiny / info.eps) & (squares < info.max)
     y, magnitude = divide_by_pow2(x, jnp.where(summed, root(squares), largest))
-    # Squares of very large and very small elements leave the range of float32. The norm is then
-    # only known to be at most that of a matrix full of the largest element.
+    # Squares of extreme elements leave the range of float32. The norm is then only known to be at
+    # most that of a matrix full of the largest element.
     full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
     factor = jnp.where(summed, _NORM, _NORM / full)
     return y * factor, magnitude / factor
 
 
 def range_factor(operand: jnp.dtype, row_length: int) -> float:
-    """Returns a power of two that iterates are multiplied by, so that they are normal numbers.
-
-    Elements of the Gram matrix R are about 1/n at first, and those off its diagonal 1/n^1.5:
-    below the normal numbers of float16 (6e-5) from n = 700 on. The factor, 8 for rows of three
-    coefficients, multiplies R by 64. At the other end it leaves room for singular values up to 2:
-    the power of R that the last coefficient multiplies then stays below 2^16, where float16 ends.
-    """
+    """Returns a power of two that multiplies iterates, to keep Gram matrices normal numbers."""
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
         return 1.0
+    # Elements of the Gram matrix R are about 1/n at first, and off its diagonal 1/n^1.5: below the
+    # normal numbers of float16 (6e-5) from n = 700 on. For rows of three coefficients the factor is
+    # 8, and multiplies R by 64. For singular values up to 2, the highest power of R in the
+    # polynomial is still below 2^16, where float16 ends.
     return 2.0 ** max(0, min(3, 8 // (row_length - 1) - 1))
 
 
@@ -154,12 +142,10 @@ def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _monic(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> tuple[Row, ...]:
-    r"""Returns the rows of iterates :math:`Y_i = X_i / t_i`, with 1 for last coefficients.
-
-    :math:`X_{i+1} = (a + b R + c R^2) X_i` becomes :math:`Y_{i+1} = (a / c t_i^4 + b / c t_i^2 \; R
-    + R^2) Y_i` for :math:`t_{i+1} = c t_i^5` and the Gram matrix R of :math:`Y_i`. The last t is 1.
-    Only positive polynomials that are a segment of their own, not the first, are made so.
-    """
+    """Returns the rows for iterates ``Y_i = X_i / t_i``, whose last coefficients are 1."""
+    # X_{i+1} = (a + b R + c R^2) X_i becomes Y_{i+1} = (a / (c t_i^4) + b / (c t_i^2) R + R^2) Y_i,
+    # with t_{i+1} = c t_i^5 and the Gram matrix R of Y_i. The last t is 1. This is done to positive
+    # polynomials that are a segment by themselves, but not the first.
     made, t = list(rows), 1.0
     for start, stop in reversed(_segments(len(rows), restarts)):
         row = rows[stop - 1]
@@ -181,11 +167,8 @@ def _scale(
     preconditioning: Preconditioning,
     reads_diagonal: bool,
 ) -> Scale:
-    """Returns the factor of the short side of ``y``: one number, or under aol one for each row.
-
-    All norms but the spectral one are computed from the Gram matrix, which saves a pass over ``y``.
-    For the trace XLA reads the whole of it, unless ``reads_diagonal`` takes the diagonal out.
-    """
+    """Returns the factor of the short side of ``y``: a number, or for aol one for each row."""
+    # All norms but the spectral one come from the Gram matrix, without a pass over ``y``.
     wide = gram.astype(jnp.promote_types(gram.dtype, eps.dtype))
     if preconditioning == "spectral":
         norm = jnp.linalg.norm(y.astype(wide.dtype), ord=2, axis=(-2, -1), keepdims=True)
@@ -196,9 +179,9 @@ def _scale(
     else:
         if reads_diagonal:
             trace = jnp.sum(diagonal(gram), axis=-1, dtype=wide.dtype)
-        else:
+        else:  # XLA reads the whole matrix
             trace = jnp.trace(wide, axis1=-2, axis2=-1)
         norm = root(jnp.real(trace)[..., None, None])
-    # The norm of a zero matrix, or under aol of a zero row, is 0, and eps may be 0 too.
+    # The norm of a zero matrix, or for aol of a zero row, is 0, and eps may be 0 too.
     divisor = jnp.where(norm > 0, safety_factor * norm + eps, 1)
     return jnp.where(norm > 0, 1 / divisor, 0)
