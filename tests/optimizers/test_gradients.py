@@ -51,14 +51,14 @@ def test_links_compare_gradients_with_parameters_or_buffers():
     narrow, vector = {"w": jnp.ones((2, 6))}, {"w": jnp.ones((1, 6))}
     normuon = omp.matrix_chain(omp.contrib.NorMuon())
     for link in (omp.momentum(), omp.scale_by_muonplus(), normuon):
-        with pytest.raises(ValueError, match=r"w is \(2, 6\), its momentum \(4, 6\)"):
+        with pytest.raises(ValueError, match=r"mu/w \(\(4, 6\) for \(2, 6\)\)"):
             link.update(narrow, link.init(params))
-        with pytest.raises(ValueError, match=r"Not matrices: w|w is \(1, 6\), its momentum"):
+        with pytest.raises(ValueError, match=r"Not matrices: w|mu/w \(\(4, 6\) for \(1, 6\)\)"):
             link.update(vector, link.init(params))
     for link in (omp.orthogonalize(), omp.normalize(), omp.scale_by_shape()):
         with pytest.raises(ValueError, match=r"w is \(2, 6\), its parameter \(4, 6\)"):
             link.update(narrow, link.init(params), params)
-    with pytest.raises(ValueError, match="w is complex64, its momentum float32"):
+    with pytest.raises(ValueError, match=r"mu/w .*complex64"):
         omp.momentum().update({"w": jnp.ones((4, 6), "complex64")}, omp.momentum().init(params))
 
 
