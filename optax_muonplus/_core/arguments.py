@@ -1,6 +1,6 @@
-"""Checks of arguments: the one place where a number, a word or a dtype is refused.
+"""Checks of numbers, words and dtypes that a user passes.
 
-``optax.inject_hyperparams`` makes arrays of numbers, and ``jax.jit`` tracers, which have no value.
+``optax.inject_hyperparams`` turns numbers into arrays, and ``jax.jit`` turns arrays into tracers.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class Kind(NamedTuple):
-    """What a finite number must be, in words after "must be", and as a test."""
+    """A condition on a finite number: the words after "must be", and the test."""
 
     words: str
     holds: Callable[[float], bool]
@@ -28,34 +28,33 @@ DECAY = Kind("in [0, 1)", lambda x: 0 <= x < 1)
 
 
 def check_number(name: str, value: Any, kind: Kind) -> None:
-    """Raises ValueError unless ``value`` is one number of that kind, or may be one, as a tracer."""
+    """Raises ValueError unless ``value`` is one number of this kind; a traced number passes."""
     numeric = (int, float, complex, np.number, np.ndarray, jax.Array)
-    dtype = getattr(value, "dtype", np.float64)
     is_one = isinstance(value, numeric) and not isinstance(value, bool) and not np.ndim(value)
-    is_one = is_one and jnp.issubdtype(dtype, jnp.number)
+    is_one = is_one and jnp.issubdtype(getattr(value, "dtype", np.float64), jnp.number)
     if is_one and isinstance(value, jax.core.Tracer):
         return
-    # Injection makes all numbers complex where a parameter is.
+    # Injection makes every number complex if one parameter is.
     number = complex(np.asarray(value).item()) if is_one else complex(np.nan)
     if number.imag or not (np.isfinite(number.real) and kind.holds(number.real)):
-        advice = (
-            " Only learning rates and weight decay take schedules; optax.inject_hyperparams makes"
-            " one of any other number, which it rounds to the dtype of the parameters unless"
-            " hyperparam_dtype=jnp.float32 is passed."
-        )
-        shown = number.real if is_one else value
-        advice = advice if callable(value) or isinstance(value, jax.Array) else ""
+        shown, advice = number.real if is_one else value, ""
+        if callable(value) or isinstance(value, jax.Array):
+            advice = (
+                " Only learning rates and weight decay take schedules; optax.inject_hyperparams"
+                " makes schedules of other numbers possible, and rounds them to the dtype of the"
+                " parameters unless hyperparam_dtype=jnp.float32 is passed."
+            )
         raise ValueError(f"{name} must be {kind.words}, got {shown!r}.{advice}")
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises ValueError unless ``value`` is True or False: a word such as "no" would be True."""
+    """Raises ValueError unless ``value`` is True or False; the word "no" would count as True."""
     if not (isinstance(value, bool | np.bool_ | int) and value in (0, 1)):
         raise ValueError(f"{name} must be True or False, got {value!r}.{_static(name, value)}")
 
 
 def _static(name: str, value: Any) -> str:
-    """Returns the advice for an array, which ``optax.inject_hyperparams`` may have made."""
+    """Returns advice for an array, which ``optax.inject_hyperparams`` may have made."""
     is_array = isinstance(value, jax.Array)
     return f" Under optax.inject_hyperparams add static_args=({name!r},)." if is_array else ""
 
@@ -68,7 +67,7 @@ def check_word(name: str, value: Any, known: Sequence[str], otherwise: str = "")
 
 
 def known_count(name: str, value: Any, at_most: int = 2**31 - 1) -> int | None:
-    """Returns ``value`` as a Python int from 1 to ``at_most``; None for a traced integer."""
+    """Returns ``value`` as an int from 1 to ``at_most``, or None if traced; raises ValueError."""
     if isinstance(value, jax.core.Tracer):
         return None
     try:
@@ -82,7 +81,7 @@ def known_count(name: str, value: Any, at_most: int = 2**31 - 1) -> int | None:
 
 
 def floating_dtype(name: str, value: Any, other: str = "") -> np.dtype | None:
-    """Returns ``value`` as a floating-point or complex dtype, or an ``other`` one; None stays."""
+    """Returns ``value`` as a dtype: floating-point, complex or ``other``. None stays None."""
     if value is None:
         return None
     try:
@@ -96,7 +95,7 @@ def floating_dtype(name: str, value: Any, other: str = "") -> np.dtype | None:
 
 
 def check_floating(*arrays: Any) -> None:
-    """Raises ValueError for arrays, or dtypes, of integers: their results would become zeros."""
+    """Raises ValueError for arrays or dtypes of integers, in which results would round to zero."""
     for x in arrays:
         dtype = jnp.dtype(getattr(x, "dtype", x))
         if not is_supported(dtype):
@@ -109,5 +108,6 @@ def check_floating(*arrays: Any) -> None:
 
 @functools.lru_cache
 def is_supported(dtype: Any) -> bool:
-    """Returns whether ``dtype`` is floating-point of 16 bits, or more; JAX combines no fewer."""
+    """Returns whether ``dtype`` is floating-point or complex, with 16 bits at least."""
+    # JAX has no type promotion for floats of 8 bits.
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16

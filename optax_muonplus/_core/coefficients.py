@@ -1,7 +1,6 @@
-r"""The coefficients of the iteration: published tables, and the rows that a run of it uses.
+"""The coefficients of Newton-Schulz: published tables, and the rows of one run.
 
-A row ``(c_0, c_1, ..., c_q)`` stands for the polynomial ``p(x) = c_0 x + c_1 x^3 + ... + c_q
-x^(2q+1)``. A table has one row for each step.
+A row ``(c_0, ..., c_q)`` is the polynomial ``c_0 x + c_1 x^3 + ... + c_q x^(2q+1)`` of one step.
 """
 
 import types
@@ -17,101 +16,87 @@ Row = tuple[float, ...]  # the coefficients of one step
 CoefficientsLike = str | Sequence[float] | Sequence[Sequence[float]]  # a name, a row, or rows
 
 DEFAULT_STEPS = 5  # the paper's
-# Each step is written out in the program; the paper and its rivals use 4 to 10.
-MAX_STEPS = 100
+MAX_STEPS = 100  # a program unrolls its steps
 
 
 class Restarts(NamedTuple):
-    """Steps, counted from 0, that compute the Gram matrix again, by the precision of products."""
+    """Steps, counted from 0, that recompute the Gram matrix, for each dtype of products."""
 
     float32: tuple[int, ...]
-    float16: tuple[int, ...]  # operands and results
-    bfloat16: tuple[int, ...]  # every step, unless others were found to be as exact as that
+    float16: tuple[int, ...]
+    bfloat16: tuple[int, ...]  # all, unless fewer were measured to be as exact
 
 
-_Column = Sequence[tuple[int, ...]]  # of one step, of two, and so on
+_Column = Sequence[tuple[int, ...]]  # restarts of one step, of two, and so on
 
 
 class Table(NamedTuple):
-    """A published list of coefficients, and where the Gram form of its iteration restarts.
+    """A published list of coefficients, with the restarts of its Gram form.
 
     The Gram form multiplies polynomials of ``R = X X^H`` and applies their product Q to X at the
-    end. Rounding makes the smallest eigenvalues of R slightly negative. The iteration assumes that
-    eigenvalues are squares of singular values: for a negative one Q becomes larger than for any
-    singular value, and the error of the result grows with the condition number of Q. A *restart*
-    multiplies Q out and computes R again from X. The plain iteration restarts at every step. How
-    many restarts are enough depends on the coefficients and on the precision of products.
+    end. Rounding makes the smallest eigenvalues of R slightly negative, and there Q is larger than
+    at the square of any singular value. The error grows with the condition number of Q. A *restart*
+    applies Q to X and recomputes R; the plain iteration restarts at every step.
 
-    Restarts in float32 and float16 were found by simulating the rounding of products. Those in
-    bfloat16, by the number of steps, were found by trying: with them the result was as near to the
-    float64 polynomial as that of the plain iteration, for singular values of five kinds.
+    Restarts for float32 and float16 come from simulated rounding. Those for bfloat16 were measured:
+    for five kinds of singular values, results were as close to the float64 polynomial as those of
+    the plain iteration.
     """
 
     rows: tuple[Row, ...]  # one for each step
-    repeats_last: bool  # for steps beyond the list, where the composition then converges
-    safety_factor: float  # multiplies the norm that divides the input
+    repeats_last: bool  # whether the iteration converges if the last row is repeated
+    safety_factor: float  # multiplies the norm by which the input is divided
     source: str
     float32: _Column = ()
     float16: _Column = ()
-    bfloat16: Mapping[int, tuple[int, ...]] = types.MappingProxyType({})
+    bfloat16: Mapping[int, tuple[int, ...]] = types.MappingProxyType({})  # by number of steps
 
-    def restarts(self, steps: int | jax.Array) -> Restarts | None:
-        """Returns the restarts of a run; None if they are not listed, and for traced steps."""
-        if not isinstance(steps, int) or steps > len(self.float32):
+    def restarts(self, steps: int) -> Restarts | None:
+        """Returns the restarts of a run, or None if they are not listed."""
+        if steps > len(self.float32):
             return None
         bfloat16 = self.bfloat16.get(steps, tuple(range(1, steps)))
         return Restarts(self.float32[steps - 1], self.float16[steps - 1], bfloat16)
 
 
 class Coefficients(NamedTuple):
-    """The coefficients that one run of Newton-Schulz uses, with the safety factor of a table.
+    """The coefficients of one run of Newton-Schulz, with the safety factor of their table."""
 
-    There are ``steps`` rows; or, if that is a traced integer, all rows of the table, of which the
-    last one is used for every further step.
-    """
-
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # one for each step; if traced, all of a table, and the last repeats
     steps: int | jax.Array
     safety_factor: float
-    restarts: Restarts | None = None  # of the Gram form, where they are known
+    restarts: Restarts | None = None  # of the Gram form, if known
 
 
 def for_steps(
     ns_coeffs: CoefficientsLike = "jordan", ns_steps: int | jax.Array | None = None
 ) -> Coefficients:
-    """Returns the coefficients that ``ns_steps`` steps use: the first rows of a table.
+    """Returns the coefficients of ``ns_steps`` steps: the first rows of a table.
 
     Args:
-      ns_coeffs: a name in :data:`TABLES`, of which the first ``ns_steps`` rows are used; one row of
-        at least two numbers, used at every step; or a sequence of ``ns_steps`` rows.
-      ns_steps: number of steps, from 1 to 100; 5 if None. A traced integer is accepted for tables
-        whose last row may be repeated. (``optax.inject_hyperparams`` traces every number that is
-        not among its ``static_args``.)
-
-    Returns:
-      The coefficients of the run.
+      ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, for every step; or a
+        sequence of ``ns_steps`` rows.
+      ns_steps: number of steps, from 1 to 100; 5 if None. It may be a traced integer if the last
+        row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
+        ``static_args``.)
 
     Raises:
       ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your
-        own than steps, or fewer rows than steps where the last row may not be repeated.
+        own than steps, or fewer rows than steps if the last row may not be repeated.
     """
     is_name = isinstance(ns_coeffs, str)
     if is_name:
         check_word("ns_coeffs", ns_coeffs, tuple(TABLES), "; or pass rows")
     table = TABLES[ns_coeffs] if is_name else _table_of_rows(ns_coeffs)
     ns_steps = DEFAULT_STEPS if ns_steps is None else ns_steps
-    steps = known_count("ns_steps", ns_steps, MAX_STEPS)
-    listed = len(table.rows)
-    if steps is None:
-        if not table.repeats_last:
-            raise ValueError(
-                f"ns_steps is a traced array, but ns_coeffs={ns_coeffs!r} has a fixed number of"
-                f" rows ({listed}). Pass ns_steps as a Python int; under optax.inject_hyperparams"
-                " add static_args=('ns_steps',)."
-            )
-        if not is_name:
-            _check_bounds(table.rows * MAX_STEPS)
-        return Coefficients(table.rows, ns_steps, table.safety_factor)
+    known, listed = known_count("ns_steps", ns_steps, MAX_STEPS), len(table.rows)
+    if known is None and not table.repeats_last:
+        raise ValueError(
+            f"ns_steps is a traced array, but ns_coeffs={ns_coeffs!r} has a fixed number of rows"
+            f" ({listed}). Pass ns_steps as a Python int; under optax.inject_hyperparams add"
+            " static_args=('ns_steps',)."
+        )
+    steps = MAX_STEPS if known is None else known
     if steps > listed and not table.repeats_last:
         raise ValueError(
             f"ns_coeffs={ns_coeffs!r} has {listed} rows, too few for ns_steps={steps}, and"
@@ -125,14 +110,16 @@ def for_steps(
             f" {listed - steps}, which bring singular values to 1. Pass ns_steps={listed}, or"
             f" {steps} rows."
         )
-    rows = (table.rows + table.rows[-1:] * max(0, steps - listed))[:steps]
+    rows = (table.rows + table.rows[-1:] * (steps - listed))[:steps]
     if not is_name:
         _check_bounds(rows)
+    if known is None:
+        return Coefficients(table.rows, ns_steps, table.safety_factor)
     return Coefficients(rows, steps, table.safety_factor, table.restarts(steps))
 
 
 def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Table:
-    """Makes a table of the caller's rows; a single one is used at every step, as in Optax."""
+    """Makes a table of the caller's rows. A single row serves every step, as in Optax."""
     if isinstance(ns_coeffs, Mapping):
         raise ValueError(
             f"ns_coeffs is a mapping with {', '.join(map(str, ns_coeffs))}: pass arguments that are"
@@ -140,27 +127,23 @@ def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Ta
         )
     try:
         rows = np.asarray(ns_coeffs, dtype=np.float64)
-    except (TypeError, ValueError):  # words, rows of several lengths, a traced array
+    except (TypeError, ValueError):  # words, rows of different lengths, a tracer
         rows = np.zeros(())
     if rows.ndim not in (1, 2) or rows.shape[-1] < 2 or rows.shape[0] < 1:
         raise ValueError(
             "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of"
             f" such rows of one length; got {ns_coeffs!r}."
         )
-    as_rows = tuple(tuple(row) for row in np.atleast_2d(rows).tolist())
-    return Table(as_rows, rows.ndim == 1, 1.0, "")
+    return Table(tuple(map(tuple, np.atleast_2d(rows).tolist())), rows.ndim == 1, 1.0, "")
 
 
 def _check_bounds(rows: Sequence[Row]) -> None:
-    """Raises ValueError unless the rows map [0, 1] to at most 2, which is as far from 1 as zero.
-
-    The largest value must be near 1 at least, and small ones keep their sign.
-    """
+    """Raises ValueError unless the rows map (0, 1] near 1 and keep the sign of small values."""
     x = np.append(1e-9, np.linspace(1 / 512, 1, 512))
     with np.errstate(all="ignore"):
         for row in rows:
             x = x * np.polyval(row[::-1], x * x)
-    if not (x[0] > 0 and x.min() >= -2 and 0.5 <= x.max() <= 2):
+    if not (x[0] > 0 and x.min() >= -2 and 0.5 <= x.max() <= 2):  # 2 is as far from 1 as 0 is
         raise ValueError(
             f"ns_coeffs must bring singular values in [0, 1] near 1, but {len(rows)} steps bring"
             f" them to [{x.min():.3g}, {x.max():.3g}], the smallest to {x[0]:.3g}: {rows[-1]}."
@@ -168,12 +151,12 @@ def _check_bounds(rows: Sequence[Row]) -> None:
 
 
 def scale_rows(rows: Sequence[Row], factor: float) -> tuple[Row, ...]:
-    """Returns the coefficients of ``p(x / factor)``, for each row: ``c_k / factor^(2k+1)``."""
+    """Returns the coefficients of ``p(x / factor)`` for each row: ``c_k / factor^(2k+1)``."""
     return tuple(tuple(c / factor ** (2 * k + 1) for k, c in enumerate(row)) for row in rows)
 
 
-# From the appendix on amplification regions of the Muon+ paper (arXiv:2602.21545). The last row
-# brings singular values close to 1; five steps do not reach it.
+# From the appendix "amplification regions" of the Muon+ paper, arXiv:2602.21545. Only the sixth row
+# brings singular values close to 1.
 _YOU = tuple(
     (a / 1024, b / 1024, c / 1024)
     for a, b, c in (
@@ -194,9 +177,9 @@ _DION = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# As printed, without the safety factor: each row is the odd polynomial that is closest to 1 on the
-# interval that the rows before it leave of [1e-3, 1]. The lower end of an interval is raised to
-# 0.02407327424182761 times the upper one.
+# As printed, without the safety factor: each row is the odd polynomial closest to 1 on the interval
+# that the rows before it make of [1e-3, 1], with its lower end raised to 0.02407327424182761 times
+# the upper one.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -208,22 +191,21 @@ _POLAR_EXPRESS = (
     (1.875, -1.25, 0.375),
 )
 
-# As NVIDIA's Emerging-Optimizers and its ports round them: each cubic brings the values that the
-# rows before it leave of [7e-3, 1] as close together as a cubic can, with 1.3 as the largest.
+# As NVIDIA's Emerging-Optimizers rounds them. Each cubic maps the interval that the rows before it
+# make of [7e-3, 1] to the narrowest one whose upper end is 1.3.
 _CUBIC = (
     (3.3656576, -3.3420992),
     (2.5744352, -1.4957376),
     (2.5368962, -1.4312570),
     (2.4418906, -1.2764040),
     (2.2230472, -0.9630650),
-    # The published list ends above, where values lie in [0.774, 1.3]. The following rows are the
-    # cubics closest to 1 on what is left, and converge to 1.
+    # The published list ends here, with values in [0.774, 1.3]. The following rows are the cubics
+    # closest to 1 on what is left, and converge to 1.
     (1.5014025502718646, -0.4555803201480042),
     (1.502109400627588, -0.5003013083729487),
     (1.5000028613157368, -0.5000004087593262),
     (1.5, -0.5),
 )
-
 
 TABLES: dict[str, Table] = {
     "jordan": Table(
@@ -261,9 +243,8 @@ TABLES: dict[str, Table] = {
         (*[()] * 6, (2,), (2,)),
         ((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
     ),
-    # The first polynomial maps 1 to 0.024, and values slightly above 1 to negative numbers. The
-    # safety factor keeps matrices of one singular value away from there: bfloat16 would turn
-    # their sign.
+    # The first row maps 1 to 0.024, and values slightly above 1 to negative ones. The safety factor
+    # keeps a matrix with one singular value below 1, where bfloat16 does not change its sign.
     "cubic": Table(
         _CUBIC,
         True,

@@ -1,7 +1,7 @@
 """Functions on matrices as values.
 
-A Flax kernel is stored as (in, out), the transpose of the matrix W of ``y = W x``. Transposing it
-would cost a copy each way. Every function therefore also provides its transposed form.
+A Flax kernel is stored transposed, as (in, out). To transpose it would cost a copy each way, so
+every function also has a transposed form.
 """
 
 import abc
@@ -23,14 +23,14 @@ def adjoint(x: Matrices) -> Matrices:
 
 
 def map_matrices(function: Callable[[jax.Array], jax.Array], x: Matrices) -> Matrices:
-    """Applies a function of one matrix to each of ``x``: no sum can be over several of them."""
+    """Applies a function of one matrix to each matrix of ``x``, which no sum can then mix."""
     for _ in x.shape[:-2]:
         function = jax.vmap(function)
     return function(x)
 
 
 def static(**kwargs: Any) -> Any:
-    """Makes a field of :func:`matrix_function` that is a choice: not a leaf of the pytree."""
+    """Declares a field of a :func:`matrix_function` that is a choice, not a leaf of the pytree."""
     return dataclasses.field(metadata={"static": True}, **kwargs)
 
 
@@ -40,10 +40,9 @@ def static(**kwargs: Any) -> Any:
 def matrix_function(cls: _Class) -> _Class:
     """Makes a class a frozen dataclass and a pytree whose leaves are its hyperparameters.
 
-    Instances are compared by identity: their hyperparameters may be arrays, which have no hash.
-
-    Like ``jax.tree_util.register_dataclass``, except that unflattening does not call
-    ``__post_init__``: JAX also unflattens with placeholders, which no check would accept.
+    Instances are compared by identity, since hyperparameters may be arrays, which have no hash.
+    Unlike ``jax.tree_util.register_dataclass``, unflattening does not call ``__post_init__``: JAX
+    also unflattens with placeholders, which no check would accept.
     """
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     fields = dataclasses.fields(cls)
@@ -67,8 +66,8 @@ def matrix_function(cls: _Class) -> _Class:
 class MatrixFunction(abc.ABC):
     """A shape-preserving function of matrices ``(batch, out, in)``.
 
-    A subclass is decorated with :func:`matrix_function` and defines ``__call__``. The other members
-    have defaults that are right for every function; better ones save copies and balance devices::
+    A subclass is decorated with :func:`matrix_function` and defines ``__call__``. The defaults of
+    other members are right for every function; overriding them saves copies and balances devices::
 
       @matrix_function
       class Sign(MatrixFunction):
@@ -91,31 +90,28 @@ class MatrixFunction(abc.ABC):
 
     @property
     def input_dtype(self) -> DTypeLike | None:
-        """The dtype that matrices are rounded to before anything else, or None.
-
-        They may then be rounded earlier, to send or copy fewer bytes.
-        """
+        """The dtype of the first rounding, or None; it may be done earlier, to copy fewer bytes."""
         return None
 
     @property
     def output_dtype(self) -> DTypeLike | None:
-        """The dtype that results were rounded to before they got that of the matrices, or None."""
+        """The dtype of the last rounding before results get the dtype of the matrices, or None."""
         return None
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts FLOPs of products for a matrix ``(out, in)``; devices are balanced by them."""
+        """Counts the FLOPs of products for a matrix ``(out, in)``, to balance work over devices."""
         del shape
         return 0
 
     def replace(self, **attributes: Any) -> Self:
-        """Returns the function with other attributes, which are not checked again."""
+        """Returns a copy with other attributes, which are not checked again."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self) | attributes)
         return copy
 
 
 class Elementwise(MatrixFunction):
-    """A function of each entry; a subclass defines ``__call__``."""
+    """A function of each entry. A subclass defines ``__call__``."""
 
     @property
     def transpose_equivariant(self) -> bool:
@@ -124,7 +120,7 @@ class Elementwise(MatrixFunction):
 
 @matrix_function
 class ArrayFunction(MatrixFunction):
-    """A function of one matrix ``(out, in)``; nothing else is known of it."""
+    """A user's function of one matrix ``(out, in)``, mapped over all."""
 
     function: Callable[[jax.Array], jax.Array] = static()
 
@@ -134,7 +130,7 @@ class ArrayFunction(MatrixFunction):
 
 @matrix_function
 class ViaTranspose(MatrixFunction):
-    """``x -> f(x^T)^T``, by transposing there and back: two copies more than ``f``."""
+    """``x -> f(x^T)^T``, with a copy for each transposition."""
 
     function: MatrixFunction
 

@@ -1,4 +1,4 @@
-r"""The momentum of a matrix, and the update that the paper makes of it.
+r"""The momentum of a matrix, and the paper's update.
 
 .. math::
   M \leftarrow \beta M + (1 - \beta) G, \qquad
@@ -33,17 +33,17 @@ def muon_plus(
     normalize: MatrixFunction = NORMALIZE,
     scale: MatrixFunction = SCALE,
 ) -> tuple[Matrices, Matrices]:
-    r"""Returns the update of matrices at learning rate 1 and their new momentum: the whole method.
+    r"""Returns the update of matrices at learning rate 1, and their new momentum.
 
     Args:
       gradient: G, ``(*batch, out, in)``.
       momentum: M before the update, zeros at first.
       beta: :math:`\beta`, in [0, 1).
-      nesterov: whether the polar factor is taken of :math:`\beta M + (1 - \beta) G`, as in the
-        paper's code; of M otherwise, as in its equation.
+      nesterov: whether to orthogonalize :math:`\beta M + (1 - \beta) G`, as in the paper's code, or
+        M, as in its equation.
       orthogonalize: Ortho.
       normalize: Norm.
-      scale: the factor by the shape; by default :math:`\sqrt{\max(1, m/n)}`, not the paper's.
+      scale: the factor by shape; the default is :math:`\sqrt{\max(1, m/n)}`, not the paper's.
     """
     momentum = moving_average(momentum, gradient, beta)
     x = look_ahead(momentum, gradient if nesterov else None, beta)
@@ -54,33 +54,27 @@ def muon_plus(
 
 def moving_average(momentum: jax.Array, gradient: jax.Array, beta: ArrayLike) -> jax.Array:
     """Returns ``beta M + (1 - beta) G``, in float32 at least."""
-    dtype = sum_dtype(momentum, gradient)
+    dtype = _sum_dtype(momentum, gradient)
     beta = as_real(beta, jnp.finfo(dtype).dtype)
     return beta * momentum.astype(dtype) + (1 - beta) * gradient.astype(dtype)
 
 
 def look_ahead(
-    momentum: jax.Array,
-    gradient: jax.Array | None,
-    beta: ArrayLike,
-    count: Any = None,
+    momentum: jax.Array, gradient: jax.Array | None, beta: ArrayLike, count: Any = None
 ) -> jax.Array:
-    r"""Returns what the polar factor is taken of, in float32 at least.
+    r"""Returns the matrices to orthogonalize, in float32 at least.
 
     .. math::
       \beta M_t / (1 - \beta^{t+1}) + (1 - \beta) G_t / (1 - \beta^t)
 
-    Without a gradient it is :math:`M_t / (1 - \beta^t)`. The ``count`` is t, with this update; with
-    None nothing is corrected.
+    Without a gradient: :math:`M_t / (1 - \beta^t)`. ``count`` is t, or None for no correction.
     """
-    dtype = sum_dtype(momentum, momentum if gradient is None else gradient)
+    dtype = _sum_dtype(momentum, momentum if gradient is None else gradient)
     beta = as_real(beta, jnp.finfo(dtype).dtype)
 
-    # Weights are divided by the corrections first: a gradient near the largest number divided by
-    # 1 - beta would be infinite.
+    # Weights are divided first: a large gradient divided by 1 - beta would overflow.
     def corrected(weight: Any, later: int) -> Any:
-        correction = 1 if count is None else 1 - beta ** (count + later)
-        return weight / correction
+        return weight / (1 if count is None else 1 - beta ** (count + later))
 
     if gradient is None:
         return corrected(1.0, 0) * momentum.astype(dtype)
@@ -88,5 +82,5 @@ def look_ahead(
     return ahead + corrected(1 - beta, 0) * gradient.astype(dtype)
 
 
-def sum_dtype(momentum: jax.Array, gradient: jax.Array) -> jnp.dtype:
+def _sum_dtype(momentum: jax.Array, gradient: jax.Array) -> jnp.dtype:
     return accumulation_dtype(jnp.promote_types(momentum.dtype, gradient.dtype))

@@ -1,4 +1,4 @@
-r"""The definition of the polar factor: the Newton-Schulz iteration, and the exact factor by an SVD.
+r"""The definition of the polar factor: the Newton-Schulz iteration, and the SVD.
 
 With rows of coefficients ``(c_0, c_1, ..., c_q)``, one for each step, the iteration is
 
@@ -6,9 +6,9 @@ With rows of coefficients ``(c_0, c_1, ..., c_q)``, one for each step, the itera
   X \leftarrow M / (s\, \nu(M) + \epsilon), \qquad
   X \leftarrow c_0 X + c_1 (X X^H) X + c_2 (X X^H)^2 X + \dots
 
-where the Gram matrix is taken over the shorter side, :math:`\nu` is a norm that bounds the largest
-singular value, and s is the table's safety factor. This module says what is computed. The library
-runs the same polynomial faster: in fewer operations, passes and roundings.
+where the Gram matrix has the size of the shorter side, :math:`\nu` is a norm that bounds the
+largest singular value, and s is the table's safety factor. Optimizers run the same polynomial in
+fewer operations, passes and roundings.
 """
 
 from collections.abc import Sequence
@@ -37,40 +37,29 @@ def newton_schulz(
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
 ) -> Matrices:
-    """Returns approximate polar factors of ``x``, by the definition.
+    """Returns approximate polar factors of ``x``; for the arguments see :class:`Orthogonalize`.
 
-    Args:
-      x: matrices, real or complex.
-      rows: coefficients.
-      steps: number of steps, which may be traced; the last row is used for steps beyond ``rows``.
-        None is one step for each row.
-      safety_factor: the norm is multiplied by it.
-      eps: added to the norm.
-      preconditioning: the norm, see :class:`Orthogonalize`.
-      compute_dtype: dtype whose digits operands and results of products are rounded to. Sums are in
-        float32 at least, and the range is that of the sums. None rounds nothing.
-
-    Returns:
-      An array of ``x``'s shape and dtype.
+    ``steps`` may be traced; steps beyond ``rows`` repeat the last row, and None is one for each.
+    Operands and results of products have the digits of ``compute_dtype`` and the range of sums.
     """
     dtype = product_dtype(x.dtype, compute_dtype)
-    height, width = x.shape[-2:]
-    swapped = height > width or (height == width and preconditioning == "aol")
+    m, n = x.shape[-2:]
+    transposed = m > n or (m == n and preconditioning == "aol")
     y, power = scale_by_pow2(x.astype(dtype))
-    y = jnp.swapaxes(y, -1, -2) if swapped else y
+    y = jnp.swapaxes(y, -1, -2) if transposed else y
     norm = _norm(y, preconditioning)
-    # A zero matrix has the norm 0, and under aol a zero row; eps may be 0 too.
+    # A zero matrix has norm 0, as has a zero row under aol; eps may be 0 too.
     divisor = jnp.where(norm > 0, safety_factor * norm + as_real(eps, norm.dtype) / power, 1)
     y = jnp.where(norm > 0, y / divisor, 0)
-    if steps is None or isinstance(steps, int):
-        count = len(rows) if steps is None else steps
-        for i in range(count):
+    steps = len(rows) if steps is None else steps
+    if isinstance(steps, int):
+        for i in range(steps):
             y = step(y, rows[min(i, len(rows) - 1)], compute_dtype)
     else:
         table = jnp.asarray(np.asarray(rows, norm.dtype))
         each = lambda i, y: step(y, table[jnp.minimum(i, len(rows) - 1)], compute_dtype)  # noqa: E731
         y = jax.lax.fori_loop(0, steps, each, y)
-    return (jnp.swapaxes(y, -1, -2) if swapped else y).astype(x.dtype)
+    return (jnp.swapaxes(y, -1, -2) if transposed else y).astype(x.dtype)
 
 
 def step(x: Matrices, row: Row | jax.Array, compute_dtype: DTypeLike | None = None) -> Matrices:
@@ -92,19 +81,12 @@ def step(x: Matrices, row: Row | jax.Array, compute_dtype: DTypeLike | None = No
 def svd(x: Matrices) -> Matrices:
     """Returns exact polar factors ``U V^H`` from the singular value decomposition ``U S V^H``.
 
-    Singular values at rounding level count as zero and stay zero, as under Newton-Schulz. A matrix
-    of lower rank therefore gives the partial isometry, not an arbitrary completion of it. Its
-    derivatives are those of ``jnp.linalg.svd``: NaN where singular values are equal, as those of a
-    zero matrix are. Newton-Schulz has the derivative 0 at a zero matrix.
+    Singular values at rounding level stay zero, as under Newton-Schulz: a matrix of lower rank
+    gives the partial isometry, not an arbitrary completion. Derivatives are NaN where singular
+    values are equal, as in a zero matrix, at which Newton-Schulz has derivative 0.
 
-    Args:
-      x: matrices, real or complex.
-
-    Returns:
-      An array of ``x``'s shape and dtype, computed in float32 at least.
-
-    Raises:
-      ValueError: for ``x`` that is not floating-point.
+    The result has the shape and dtype of ``x``, which is real or complex, and is computed in
+    float32 at least. Raises ValueError for integers.
     """
     check_floating(x)
     y, _ = scale_by_pow2(upcast_for_sum(x))
@@ -115,7 +97,7 @@ def svd(x: Matrices) -> Matrices:
 
 
 def _norm(y: Matrices, preconditioning: Preconditioning) -> jax.Array:
-    """Returns the norm of each matrix, or under aol one number for each of its rows."""
+    """Returns the norm of each matrix; under aol, one number for each of its rows."""
     if preconditioning == "frobenius":
         return root(sum_of_squares(y, (-2, -1)))
     if preconditioning == "spectral":
@@ -127,7 +109,7 @@ def _norm(y: Matrices, preconditioning: Preconditioning) -> jax.Array:
 
 
 def _digits(x: jax.Array, dtype: DTypeLike | None) -> jax.Array:
-    """Rounds ``x`` to the digits of a narrower dtype, and keeps its own range."""
+    """Rounds ``x`` to the digits of a narrower dtype, but keeps its range."""
     if dtype is None or jnp.iscomplexobj(x):
         return x if dtype is None else x.astype(dtype).astype(x.dtype)
     digits = min(jnp.finfo(dtype).nmant, jnp.finfo(x.dtype).nmant)

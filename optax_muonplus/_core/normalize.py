@@ -1,4 +1,4 @@
-r"""Row and column normalization of matrices, the step that Muon+ adds.
+"""Row and column normalization of matrices, the step that Muon+ adds.
 
 A row holds the weights of one output unit, a column those of one input feature.
 """
@@ -22,33 +22,16 @@ from .precision import (
 )
 
 Norm = Literal["none", "col", "row", "col_row", "row_col", "long"]
-Side = Literal["row", "col"]
 
-# The axis over which the norm of a row, or of a column, is summed.
-SUMMED_AXIS: dict[Side, int] = {"row": -1, "col": -2}
-_SIDES: dict[Norm, tuple[Side, ...]] = {
-    "none": (),
-    "col": ("col",),
-    "row": ("row",),
-    "col_row": ("col", "row"),
-    "row_col": ("row", "col"),
-}
-# The norm of the transposed matrix, unless it has the same name.
-_OTHER_WAY: dict[Norm, Norm] = {
-    "col": "row",
-    "row": "col",
-    "col_row": "row_col",
-    "row_col": "col_row",
-}
+SUMMED_AXIS = {"row": -1, "col": -2}  # the norm of a side is a sum over this axis
+_TRANSPOSED = {"col": "row", "row": "col", "col_row": "row_col", "row_col": "col_row"}
 
 
-def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[Side, ...]:
-    """Lists the sides that ``norm`` normalizes, in order: ``("col", "row")`` for ``"col_row"``."""
-    if norm != "long":
-        return _SIDES[norm]
-    if fan_out == fan_in:
-        return ()
-    return ("row",) if fan_out > fan_in else ("col",)
+def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[str, ...]:
+    """Returns the sides to normalize, in order: ``("col", "row")`` for ``"col_row"``."""
+    if norm == "long":
+        norm = "none" if fan_out == fan_in else "row" if fan_out > fan_in else "col"
+    return () if norm == "none" else tuple(norm.split("_"))
 
 
 def _match_frobenius(x: Matrices, like: Matrices) -> Matrices:
@@ -61,7 +44,7 @@ def _match_frobenius(x: Matrices, like: Matrices) -> Matrices:
 
 @matrix_function
 class Normalize(MatrixFunction):
-    r"""Divides rows or columns, or first one and then the other, by their l2 norms.
+    r"""Divides rows, columns, or both in turn by their l2 norms.
 
     .. math::
       \mathrm{row}(X)_{ij} = X_{ij} \Big/ \sqrt{\textstyle\sum_j |X_{ij}|^2 + \epsilon}, \qquad
@@ -71,24 +54,21 @@ class Normalize(MatrixFunction):
     dtype. Sums are in float32 at least.
 
     Attributes:
-      norm: which sides are normalized, and in which order. ``"col_row"`` is row(col(X)) and
-        ``"row_col"`` is col(row(X)): the side that is named last has unit norms in the end.
-        ``"long"`` normalizes the longer side only, rows of a tall matrix and columns of a wide one:
-        a polar factor has even norms on the shorter side already. Square matrices stay as they are,
-        as all do with ``"none"``.
+      norm: the sides to normalize, in order. ``"col_row"`` is row(col(X)) and ``"row_col"`` is
+        col(row(X)): the last side named ends with unit norms. ``"long"`` normalizes the longer side
+        only, rows of a tall matrix and columns of a wide one: a polar factor already has even norms
+        on the shorter side. It leaves square matrices as they are; ``"none"`` leaves all.
       norm_eps: :math:`\epsilon`, in units of a squared norm. A row whose norm is far below
-        :math:`\sqrt\epsilon` shrinks to zero instead of being blown up. A zero row stays zero. With
-        ``norm_eps=0`` a row of rounding errors, such as an SVD leaves for a dead input, becomes a
-        unit row.
-      match_frobenius: whether the result Y is multiplied by :math:`\|X\|_F / \|Y\|_F`.
+        :math:`\sqrt\epsilon` shrinks to zero, and a zero row stays zero. With ``norm_eps=0`` a row
+        of rounding errors, such as an SVD leaves for a dead input, becomes a unit row.
+      match_frobenius: whether to multiply the result Y by :math:`\|X\|_F / \|Y\|_F`.
 
     Raises:
-      ValueError: for an unknown ``norm`` and a ``norm_eps`` that is negative or not finite; when
+      ValueError: for an unknown ``norm``, or a ``norm_eps`` that is negative or not finite; when
         called, for matrices of integers.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8, Algorithm 1 and table "Matching
-    Frobenius norm". The longer side: Zhang and Lin, arXiv:2609.39114 (NorMuon without its running
-    mean).
+    Frobenius norm"; Zhang and Lin, arXiv:2609.39114 (long: NorMuon without its running mean).
     """
 
     norm: Norm = static(default="row_col")
@@ -111,9 +91,9 @@ class Normalize(MatrixFunction):
         y = y.astype(x.dtype)
         return _match_frobenius(y, x) if self.match_frobenius else y
 
-    def _divide(self, y: Matrices, side: Side) -> Matrices:
+    def _divide(self, y: Matrices, side: str) -> Matrices:
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
-        # Squares of large numbers overflow; those of small ones vanish against norm_eps.
+        # Only large numbers are scaled: squares of small ones vanish against norm_eps anyway.
         size = jnp.max(jnp.abs(y), SUMMED_AXIS[side], keepdims=True, initial=0)
         y, power = divide_by_pow2(y, jnp.maximum(size, 1))
         squares = sum_of_squares(y, (SUMMED_AXIS[side],)) + eps / power / power
@@ -122,4 +102,4 @@ class Normalize(MatrixFunction):
         return y * jnp.where(squares > 0, jax.lax.rsqrt(positive), 0)
 
     def transposed(self) -> MatrixFunction:
-        return self.replace(norm=_OTHER_WAY.get(self.norm, self.norm))
+        return self.replace(norm=_TRANSPOSED.get(self.norm, self.norm))

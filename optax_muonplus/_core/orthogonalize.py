@@ -1,4 +1,4 @@
-"""The polar factor as a function on matrices: one value that holds every choice."""
+"""The polar factor as a function on matrices, a value with every option."""
 
 import functools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from .newton_schulz import Preconditioning, newton_schulz, svd
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
 PolarFunction = Callable[[jax.Array], jax.Array]
 
-# Below any sum of squares that float32 gradients can make, above float32's smallest normal number.
+# Above float32's smallest normal number, below any sum of squares that float32 gradients can make.
 DEFAULT_EPS = 1e-30
 
 
@@ -25,8 +25,7 @@ class Orthogonalize(MatrixFunction):
     r"""Replaces matrices by their polar factors, exact or approximate.
 
     A call maps matrices ``(*batch, out, in)``, real or complex, to an array of the same shape and
-    dtype. It computes the definition, product by product. An optimizer runs the same polynomial in
-    half to four fifths of the time on a CPU. Newton-Schulz iterates
+    dtype, by the definition. Optimizers run the same polynomial faster. Newton-Schulz iterates
 
     .. math::
       X \leftarrow M / (\nu(M) + \epsilon), \qquad
@@ -34,19 +33,19 @@ class Orthogonalize(MatrixFunction):
 
     Each singular value s of the normalized matrix becomes ``p_T(...p_1(s))``, where ``p_t(s) = c_0
     s + c_1 s^3 + c_2 s^5 + ...`` has the coefficients of step t. Singular vectors stay the same.
-    The Gram matrix is taken over the shorter side.
+    The Gram matrix has the size of the shorter side.
 
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
       ns_steps: number of steps: the first rows of the table, or as many rows of your own. None is
-        5, and stays None where ``optax.inject_hyperparams`` makes arrays of numbers.
-      eps: added to the norm that divides. With the default the result does not depend on the scale
-        of ``x``; a larger one shrinks the update of matrices whose norm is comparable to it.
+        5, and ``optax.inject_hyperparams`` does not trace it.
+      eps: added to the norm. With the default the result does not depend on the scale of ``x``; a
+        larger one shrinks results of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, for tables;
-        in bfloat16 it restarts at every step where fewer are less exact), ``"svd"`` (see
+        in bfloat16 it restarts at every step unless fewer are as exact), ``"svd"`` (see
         :func:`svd`), or a function of your own of one matrix, ``(out, in) -> (out, in)``.
-        ``"auto"`` takes, of the first two, the one that does fewer operations for the shape, if
+        ``"auto"`` is whichever of the first two needs fewer operations for the shape, provided that
         products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
 
@@ -55,17 +54,15 @@ class Orthogonalize(MatrixFunction):
         - ``"schatten"``: the Schatten-4 norm :math:`\|X X^H\|_F^{1/2}`.
         - ``"aol"``: one number for each unit of the shorter side, :math:`(\sum_j |X
           X^H|_{ij})^{1/2}`. The result is no longer exactly the polar factor of the input, but the
-          iteration starts closer to one. Of a square matrix it scales the input side.
-      compute_dtype: dtype of the operands and results of matrix products. Products are summed, and
-        polynomials combined, in float32 at least; results are rounded once. None means the input's
-        dtype, at least float32, at JAX's default matmul precision. Float16 is for GPUs; TPUs have
-        no unit for it and emulate it slowly. Its derivatives may overflow: by a zero matrix that is
-        normalized afterwards they are NaN.
+          iteration starts closer to one. It scales the input side of a square matrix.
+      compute_dtype: dtype of the operands and results of matrix products. Sums are in float32 at
+        least; results are rounded once. None means the input's dtype, at least float32, at JAX's
+        default matmul precision. TPUs emulate float16 slowly. Derivatives in float16 may overflow:
+        at a zero matrix that is normalized afterwards they are NaN.
 
     Raises:
       ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
-        negative ``eps``, or a dtype that is not floating-point; when called, for matrices of
-        integers.
+        negative ``eps``, or a dtype that is not floating-point; when called, for integers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -79,7 +76,6 @@ class Orthogonalize(MatrixFunction):
     compute_dtype: DTypeLike | None = static(default=None)
 
     def __post_init__(self) -> None:
-        """Checks the attributes, and makes those hashable that are part of the structure."""
         operand = floating_dtype("compute_dtype", self.compute_dtype)
         check_word("preconditioning", self.preconditioning, get_args(Preconditioning))
         check_number("eps", self.eps, NOT_NEGATIVE)
@@ -95,7 +91,7 @@ class Orthogonalize(MatrixFunction):
                     f' ns_coeffs={self.ns_coeffs!r}. Pass polar="auto", or the name of a table and'
                     " ns_steps as a Python int (static_args under optax.inject_hyperparams)."
                 )
-            object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless it is traced
+            object.__setattr__(self, "ns_steps", chosen.steps)  # an int, unless traced
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
@@ -117,26 +113,26 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def transpose_equivariant(self) -> bool:
-        """False for a caller's function, as nothing is known of it, and for one-sided scalings."""
+        """False for a user's function, which may be anything, and for one-sided scalings."""
         return not callable(self.polar) and self.preconditioning != "aol"
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts the products of the definition; an SVD, or a caller's function, as five steps."""
+        """Counts the products of the definition; an SVD or a user's function is five steps."""
         rows = self.coefficients.rows if self.is_iteration else for_steps().rows
         n, m = sorted(shape)
         return sum(4 * n * n * m + 2 * n**3 * (len(row) - 2) for row in rows)
 
     @property
     def input_dtype(self) -> DTypeLike | None:
-        """``compute_dtype`` in the plain iteration, where the first product has the matrices."""
+        """``compute_dtype`` in the plain iteration, whose first product reads the matrices."""
         early = self.polar in ("auto", "newton_schulz") and not self.exact_norm
         return self.compute_dtype if early else None
 
     @property
     def exact_norm(self) -> bool:
-        """Whether the norm must be that of matrices before they are rounded."""
-        # Both bring equal singular values to 1. Where the first polynomial is as steep there as in
-        # "polar_express", noise that made a norm 0.2% larger moved results by up to 0.28.
+        """Whether the norm must be computed before matrices are rounded."""
+        # Both norms bring equal singular values to 1. "polar_express" is so steep there that a norm
+        # made 0.2% larger by noise moved results by up to 0.28.
         if not self.is_iteration or self.preconditioning not in ("aol", "spectral"):
             return False
         row = self.coefficients.rows[0]
@@ -144,7 +140,7 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def output_dtype(self) -> DTypeLike | None:
-        """``compute_dtype`` in both iterations, where the last product is rounded to it."""
+        """``compute_dtype`` in both iterations, to which the last product is rounded."""
         return self.compute_dtype if self.is_iteration else None
 
     @property
@@ -153,8 +149,8 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def coefficients(self) -> Coefficients:
-        is_static = isinstance(self.ns_steps, int)
-        return (_cached_coefficients if is_static else for_steps)(self.ns_coeffs, self.ns_steps)
+        get = _cached_coefficients if isinstance(self.ns_steps, int) else for_steps
+        return get(self.ns_coeffs, self.ns_steps)
 
 
 _cached_coefficients: Callable[..., Coefficients] = functools.lru_cache(for_steps)

@@ -10,7 +10,7 @@ from .arguments import check_floating
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
-    """Returns the dtype of sums over elements of ``dtype``: ``dtype``, but float32 at least."""
+    """Returns the dtype of sums of elements of ``dtype``: itself, but float32 at least."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -20,12 +20,11 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
     wide = accumulation_dtype(dtype)
     if compute_dtype is None:
         return wide
-    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(
-        compute_dtype, jnp.complexfloating
-    ):
+    is_complex = [jnp.issubdtype(d, jnp.complexfloating) for d in (wide, compute_dtype)]
+    if is_complex[0] != is_complex[1]:
         raise ValueError(
-            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: real"
-            " products for real parameters, complex ones for complex. None serves both."
+            f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: both must"
+            " be real, or both complex. None serves either."
         )
     return jnp.promote_types(wide, compute_dtype)
 
@@ -36,66 +35,55 @@ def upcast_for_sum(x: ArrayLike) -> jax.Array:
 
 
 def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Sums ``|x|^2`` over ``axes``, which remain as axes of size 1."""
+    """Sums ``|x|^2`` over ``axes``, which remain, with size 1."""
     x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)
 
 
 def root(squares: jax.Array, degree: int = 2) -> jax.Array:
-    """Returns the square or fourth root of sums of squares, with the derivative 0 where they are 0.
-
-    There the derivative of a root is infinite, and times the 0 of its argument it would be NaN.
-    """
+    """Returns the square or fourth root of sums of squares, with derivative 0 at 0, not NaN."""
     zero = squares == 0
     positive = jnp.where(zero, 1, squares)
     return jnp.where(zero, 0, jnp.sqrt(positive) if degree == 2 else positive**0.25)
 
 
 def as_real(hyperparam: ArrayLike, dtype: DTypeLike) -> jax.Array:
-    """Returns a hyperparameter as an array of a real dtype.
-
-    ``optax.inject_hyperparams`` makes all hyperparameters complex if one parameter is complex.
-    """
+    """Returns a hyperparameter as an array of a real dtype."""
+    # optax.inject_hyperparams makes all hyperparameters complex if one parameter is.
     return jnp.real(jnp.asarray(hyperparam)).astype(dtype)
 
 
 def scale_by_pow2(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Divides matrices by a power of two near their largest entry.
 
-    The squares of the quotient cannot overflow, and cannot all underflow. The division is exact, so
-    that it does not matter whether ``x`` is rounded to a narrower dtype before or after it. Returns
-    the quotient, and the powers ``(*batch, 1, 1)``: 1 for a matrix of zeros.
+    Squares of the quotient cannot overflow, nor all underflow. The division is exact: ``x`` may be
+    rounded to a narrower dtype before or after it. Returns the quotient and the powers ``(*batch,
+    1, 1)``, 1 for a matrix of zeros.
     """
     return divide_by_pow2(x, jnp.max(jnp.abs(x), (-2, -1), keepdims=True, initial=0))
 
 
 def divide_by_pow2(x: jax.Array, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Divides ``x`` by a power of two near ``size``; returns the quotient and the power.
-
-    The power is 1 where ``size`` is zero.
-    """
+    """Divides ``x`` by a power of two near ``size``, 1 for 0; returns quotient and power."""
     info = jnp.finfo(size.dtype)
-    # Rounding to a mantissa of 0 bits gives a power of two. XLA may multiply by its reciprocal, and
-    # treats subnormal numbers as 0: the upper bound keeps the reciprocal out of that range.
+    # With a mantissa of 0 bits a number is a power of two. XLA may multiply by its reciprocal, and
+    # treats subnormal numbers as 0: the upper bound keeps the reciprocal normal.
     power = jax.lax.reduce_precision(jnp.clip(size, max=info.max / 8), info.nexp, 0)
     power = jax.lax.stop_gradient(jnp.where(power > 0, power, 1))  # its derivative is 0
     return x / power, power
 
 
 def times_pow2(x: jax.Array, power: jax.Array) -> jax.Array:
-    """Multiplies by ``power``; finite numbers that leave the range become the largest one."""
+    """Multiplies by ``power``; finite numbers saturate at the largest one."""
     return _saturate(x, jnp.finfo(x.dtype).max / jnp.maximum(power, 1)) * power
 
 
 def saturating_cast(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Casts ``x``; finite numbers that leave the range of ``dtype`` become its largest number.
-
-    An infinity in a momentum buffer or a parameter would turn into NaN and stay.
-    """
+    """Casts ``x``; finite numbers saturate at the largest one of ``dtype``."""
+    # An infinity in a momentum or a parameter would turn into NaN and stay.
     largest = jnp.finfo(dtype).max
-    fits = largest >= jnp.finfo(x.dtype).max
-    return (x if fits else _saturate(x, largest)).astype(dtype)
+    return (x if largest >= jnp.finfo(x.dtype).max else _saturate(x, largest)).astype(dtype)
 
 
 def _saturate(x: jax.Array, largest: Any) -> jax.Array:
@@ -106,7 +94,7 @@ def _saturate(x: jax.Array, largest: Any) -> jax.Array:
 
 
 def narrower_dtype(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
-    """Returns ``other`` if it has fewer bits than ``dtype`` and as many for exponents."""
+    """Returns ``other`` if it is narrower and has as many exponent bits; ``dtype`` otherwise."""
     dtype = jnp.dtype(dtype)
     if other is None or jnp.issubdtype(dtype, jnp.complexfloating):
         return dtype

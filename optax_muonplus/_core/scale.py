@@ -1,4 +1,4 @@
-"""The factor by which an orthogonalized update is multiplied, which depends on its shape."""
+"""The factor by shape, which multiplies an orthogonalized update."""
 
 import math
 from typing import Literal, get_args
@@ -16,26 +16,24 @@ ShapeScale = Literal["spectral", "max", "none"]
 
 @matrix_function
 class ScaleByShape(MatrixFunction):
-    r"""Multiplies matrices ``(*batch, out, in)`` by a factor of their shape (m, n).
+    r"""Multiplies matrices ``(*batch, out, in)`` by a factor that depends on their shape (m, n).
 
-    A semi-orthogonal (m, n) matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence root mean
-    square (RMS) :math:`1/\sqrt{\max(m, n)}`. If rows are normalized last, the Frobenius norm is
-    :math:`\sqrt m` and the RMS :math:`1/\sqrt n`. If columns are, they are :math:`\sqrt n` and
-    :math:`1/\sqrt m`.
+    A semi-orthogonal matrix has Frobenius norm :math:`\sqrt{\min(m, n)}`, hence root mean square
+    (RMS) :math:`1/\sqrt{\max(m, n)}`. Once rows are normalized these are :math:`\sqrt m` and
+    :math:`1/\sqrt n`; once columns are, :math:`\sqrt n` and :math:`1/\sqrt m`.
 
     Attributes:
       shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
         :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
-      consistent_rms: the RMS that the scaled matrix shall have, in the place of ``shape_scale``.
+      consistent_rms: the RMS of the scaled matrix, in place of ``shape_scale``.
       norm: the normalization before it, on which ``consistent_rms`` depends; ``"none"`` is an exact
-        polar factor. None: nothing is known of what comes before, and each matrix is measured.
-      match_frobenius: whether the Frobenius norm of the polar factor was restored after ``norm``.
+        polar factor. With None the RMS of each matrix is measured.
+      match_frobenius: whether ``norm`` kept the Frobenius norm of the polar factor.
 
     Raises:
       ValueError: for an unknown word, or a ``consistent_rms`` that is not positive and finite.
 
-    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS of a
-    polar factor).
+    Source: Bernstein, arXiv:2409.20325 (spectral); Liu et al., arXiv:2502.16982 (RMS).
     """
 
     shape_scale: ShapeScale = static(default="max")
@@ -77,7 +75,7 @@ class ScaleByShape(MatrixFunction):
         return self.apply(x, *x.shape[-2:])
 
     def apply(self, x: Matrices, fan_out: int, fan_in: int) -> Matrices:
-        """Returns the scaled matrices, of one shape whichever way they are stored."""
+        """Scales matrices of shape (fan_out, fan_in), stored so or transposed."""
         if self.consistent_rms is None or self.norm is not None:
             return (x * self.factor(fan_out, fan_in)).astype(x.dtype)
         y, _ = scale_by_pow2(upcast_for_sum(x))
@@ -92,7 +90,7 @@ class ScaleByShape(MatrixFunction):
 
 @matrix_function
 class ScaleByTransposedShape(MatrixFunction):
-    """The factor of matrices that are stored as (in, out)."""
+    """The factor by shape of matrices that are stored transposed, as (in, out)."""
 
     scale: ScaleByShape
 
