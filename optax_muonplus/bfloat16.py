@@ -1,4 +1,4 @@
-"""Trains bfloat16 parameters with steps smaller than the spacing of bfloat16."""
+"""Training of bfloat16 parameters with steps below the spacing of bfloat16."""
 
 from typing import Any, NamedTuple
 
@@ -17,42 +17,39 @@ class RemaindersState(NamedTuple):
     """The state of :func:`param_remainders`."""
 
     inner_state: optax.OptState
-    remainders: optax.Params
-    """In int16; ``optax.MaskedNode`` for parameters that are not in bfloat16."""
+    remainders: optax.Params  # in int16; optax.MaskedNode for parameters not in bfloat16
 
 
 def param_remainders(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Gives parameters in bfloat16 the steps that float32 ones would make.
+    r"""Trains parameters in bfloat16 with the steps of float32.
 
-    Near 1 the values of bfloat16 are 0.008 apart, and a parameter to which less than half of this
-    is added stays where it is. Here the state keeps, for each parameter :math:`w`, the remainder
-    :math:`r` between it and a float32 number :math:`w + r`, which is what is trained:
+    Near 1 the values of bfloat16 are 0.008 apart, and a parameter does not change if less than half
+    of this is added. Here the state keeps a remainder :math:`r` for each parameter :math:`w`, and
+    the float32 number :math:`w + r` is trained:
 
     .. math::
       w_{t+1} = \mathrm{bfloat16}(w_t + r_t + u_t), \qquad
       r_{t+1} = (w_t + r_t + u_t) - w_{t+1}
 
-    The remainder is the difference of the bits as integers, 16 of them, so that parameter and
-    remainder have 4 bytes and all bits of a float32. NVIDIA's Transformer Engine has the same as
-    ``store_param_remainders`` of its ``FusedAdam``. Forward and backward pass read 2 bytes. Where
-    the sum lies halfway between two values, one unit in the last place of float32 is lost.
+    The remainder is the difference of the bits as integers of 16 bits: with the parameter it has
+    all bits of a float32, except that a tie loses one unit in the last place. Forward and backward
+    pass read 2 bytes. This is ``store_param_remainders`` of NVIDIA's ``FusedAdam``.
 
-    Updates of such parameters are returned in float32, as what is left to the new value:
-    ``optax.apply_updates`` adds in float32, and then rounds nothing. Do not cast them. Parameters
-    in float32 and wider get the updates of ``inner``, without state.
+    Updates of such parameters are float32, the difference to the new value, which
+    ``optax.apply_updates`` adds without rounding. Do not cast them. Parameters in float32 and wider
+    get the updates of ``inner``, without state.
 
     Args:
-      inner: the whole optimizer, with its learning rate. Nothing may follow: updates that
-        ``optax.scale`` or a clip changes afterwards do not fit the remainders, which nothing can
-        tell. Inside of
-        :func:`~optax_muonplus.transforms.shard_state` the remainders are cut with the rest of the
-        state, and gathered updates have 4 bytes an element; outside of it remainders lie as the
-        parameters do, and gathered updates have the dtype of ``inner``.
+      inner: the whole optimizer, with its learning rate. If ``optax.scale`` or a clip follows,
+        updates no longer fit the remainders, and nothing can detect it. Inside
+        :func:`~optax_muonplus.transforms.shard_state` remainders are sharded with the rest of the
+        state, and gathered updates have 4 bytes an element. Outside it remainders are sharded as
+        parameters, and gathered updates have the dtype of ``inner``.
 
     Returns:
-      A transformation with 2 bytes of state for each element in bfloat16 and that of ``inner``.
+      A transformation with the state of ``inner``, and 2 bytes for each element in bfloat16.
 
     Raises:
       ValueError: at init, for parameters in float16 or 8 bits; at update, without ``params``.
@@ -89,8 +86,7 @@ def param_remainders(
         steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
         leaves, structure = jax.tree.flatten(steps)
         trees = map(structure.flatten_up_to, (masked, state.remainders))
-        rows = zip(leaves, *trees, strict=True)
-        pairs = [_move(*row) for row in rows]
+        pairs = [_move(*row) for row in zip(leaves, *trees, strict=True)]
         moves, remainders = (structure.unflatten(pair[i] for pair in pairs) for i in range(2))
         return moves, RemaindersState(inner_state, remainders)
 
@@ -105,8 +101,8 @@ def _move(step: jax.Array, x: jax.Array, remainder: Any) -> tuple[jax.Array, Any
 
 
 def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the bfloat16 number next to a float32 one, and the difference of their bits."""
-    # With integers, as XLA may leave out a conversion to bfloat16 and back.
+    """Returns the nearest bfloat16 number, and the difference of the bits."""
+    # On integers, since XLA may skip a conversion to bfloat16 and back.
     bits = _bits(x)
     last = bits >> 16 & 1  # a tie goes to the number whose last bit is zero
     value = jnp.where(jnp.isfinite(x), _high(bits + _LARGEST_REMAINDER + last), _high(bits))
@@ -116,8 +112,8 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _join(value: jax.Array, remainder: jax.Array) -> jax.Array:
-    """Returns the float32 number that :func:`_split` was given."""
-    # A parameter that was set to zero meanwhile has no smaller size, nor has infinity a larger one.
+    """Inverts :func:`_split`."""
+    # The bits of zero have no predecessor and those of infinity no successor.
     within = jnp.isfinite(value) & ((value != 0) | (remainder > 0))
     bits = _bits(value) + jnp.where(within, remainder, 0).astype(jnp.uint32)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
@@ -143,6 +139,6 @@ def _check_dtypes(params: optax.Params) -> None:
         dtype = jnp.result_type(x)
         if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 2 and not _is_bfloat16(x):
             raise ValueError(
-                f"{path_name(path)} is {dtype}: only the rounding of bfloat16 is known here. Use"
-                " parameters in bfloat16 or float32."
+                f"{path_name(path)} is {dtype}, which has no remainders here. Use parameters in"
+                " bfloat16 or float32."
             )

@@ -1,10 +1,9 @@
 """Arrays in eight bits: codes from -127 to 127, and a scale for each block of them.
 
-The code is linear and rounds to the nearest: Gupta et al., arXiv:2509.23106, find it enough for
-Muon's momentum, where AdamW's second moment needs a logarithmic one (Dettmers et al.,
-arXiv:2110.02861). The error of a momentum after 200 updates (float64, gradients that are a mean and
-three times as much noise, blocks of 16 x 16) was 2.3%, with stochastic rounding 3.3%, and with the
-logarithmic code 3.7%.
+The code is linear and rounds to nearest. This is enough for Muon's momentum (Gupta et al.,
+arXiv:2509.23106); AdamW's second moment needs a logarithmic code (Dettmers et al.,
+arXiv:2110.02861). After 200 updates (a mean gradient and three times as much noise, blocks of 16 x
+16) a momentum had an error of 2.3%, with stochastic rounding 3.3%, with the logarithmic code 3.7%.
 """
 
 import math
@@ -17,19 +16,19 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from optax_muonplus._chain.momentum import Buffer, MomentumState, Storage, buffers_of, state_of
+from optax_muonplus._chain.momentum import MomentumState, Storage, buffers_of, state_of
 from optax_muonplus._core.precision import saturating_cast
 
-BLOCK = 256  # elements with one scale of 4 bytes: 1.016 bytes each
-_LEAST = 16  # fewer elements would need more than 1.25 bytes each
+BLOCK = 256  # elements that share a scale of 4 bytes: 1.016 bytes each
+_LEAST = 16  # with fewer, an element takes more than 1.25 bytes
 _LARGEST = 127
 
 
 class Int8MomentumState(NamedTuple):
     """State of a momentum with ``mu_dtype="int8"``; :func:`find_momentum` reads it.
 
-    ``codes`` are integers from -127 to 127, of the shapes of parameters; ``scales`` are the float32
-    numbers that multiply them, one for each block of codes; ``count`` as in :class:`MomentumState`.
+    ``codes`` are integers from -127 to 127, with the shapes of parameters. ``scales`` multiply
+    them: a float32 number for each block. ``count`` is as in :class:`MomentumState`.
     """
 
     codes: optax.Updates
@@ -38,33 +37,22 @@ class Int8MomentumState(NamedTuple):
 
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of an array's scales: its own, with one axis divided by a block's length.
-
-    Blocks are of one length, so that a block is whole in each shard where the shards of that axis
-    are multiples of it. The axis is the one with the longest block of at most ``BLOCK`` elements;
-    of several the last but the very last, which a TPU would have to copy to cut it. Where only
-    short ones divide, as along sides that are prime, a block is the whole last axis. It follows
-    from the shape alone: a state fits every mesh.
-    """
-    if not math.prod(shape):
+    """Returns the shape of an array's scales: its own, with one axis divided by a block length."""
+    # The axis is the one with the longest block of at most BLOCK elements. Among equals the last
+    # but the very last is taken, which a TPU would copy to cut it. If all blocks are short, as for
+    # prime sides, the whole last axis is a block. Only the shape matters: a state fits every mesh.
+    if not shape or not math.prod(shape):
         return shape
     longest = [max(b for b in range(1, min(n, BLOCK) + 1) if n % b == 0) for n in shape]
     last = len(shape) - 1
-    axis = max(range(len(shape)), key=lambda i: (longest[i], i != last, i), default=None)
-    if axis is None:
-        return shape
-    block = longest[axis]
-    if block < _LEAST:
-        axis, block = last, shape[-1]
+    axis = max(range(len(shape)), key=lambda i: (longest[i], i != last, i))
+    axis, block = (axis, longest[axis]) if longest[axis] >= _LEAST else (last, shape[-1])
     return (*shape[:axis], shape[axis] // block, *shape[axis + 1 :])
 
 
 def quantize(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Codes of a real array, and its scales, of ``shape``.
-
-    A block's scale is its largest entry over 127, in float32, so that no code is larger. A block
-    of zeros, or of numbers below 1e-36, has the scale and codes 0.
-    """
+    """Returns the codes of a real array, and its scales, of ``shape``: largest entries over 127."""
+    # A block of zeros, or of numbers below 1e-36, has scale and codes 0.
     blocks, axis = _in_blocks(x, shape)
     most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
     scales = saturating_cast(jnp.maximum(most, -least) / _LARGEST, jnp.float32)
@@ -75,10 +63,7 @@ def quantize(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array
 
 
 def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """Returns the float32 numbers that codes and scales stand for.
-
-    Raises ValueError for scales that are negative or NaN, unless they are traced.
-    """
+    """Returns codes times scales in float32; raises ValueError for negative or NaN scales."""
     if not isinstance(scales, jax.core.Tracer) and not jnp.all(scales >= 0):
         raise ValueError(
             f"A momentum in eight bits has scales of shape {scales.shape} that are negative or NaN:"
@@ -91,17 +76,16 @@ def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 def zero_scales(codes: jax.Array) -> jax.Array:
     """Returns the scales of an array of zeros, with the sharding of its codes."""
-    # A one in each block: XLA would compute the largest entries of zeros when it compiles.
+    # Each is a code of its block: XLA would compute maxima of zeros when it compiles.
     strides = [n // max(k, 1) for n, k in zip(codes.shape, scales_shape(codes.shape), strict=True)]
     some = jax.lax.slice(codes, [0] * codes.ndim, codes.shape, [max(s, 1) for s in strides])
     return some.astype(jnp.float32)
 
 
 def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
-    """Returns an array whose blocks lie along an axis of their own, and that axis."""
-    divided = [
-        i for i, (size, blocks) in enumerate(zip(x.shape, shape, strict=True)) if size != blocks
-    ]
+    """Returns ``x`` with an axis for the elements of a block, and that axis."""
+    sizes = enumerate(zip(x.shape, shape, strict=True))
+    divided = [i for i, (size, blocks) in sizes if size != blocks]
     axis = 1 + (divided[0] if divided else x.ndim - 1)
     block = [x.shape[i] // shape[i] for i in divided] or [1]
     spec = tuple(jax.typeof(x).sharding.spec)
@@ -110,7 +94,7 @@ def _in_blocks(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, int]:
 
 
 def _reshape(x: jax.Array, shape: Sequence[int], spec: Sequence[Any]) -> jax.Array:
-    """Reshapes ``x`` on Explicit axes too, where JAX may move a mesh axis of one device."""
+    """Reshapes ``x``; on Explicit axes to ``spec``, as JAX may move a mesh axis of one device."""
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit not in mesh.axis_types:
         return x.reshape(shape)
@@ -122,12 +106,11 @@ def find_momentum(state: Any, as_stored: bool = False) -> Any:
 
     Args:
       state: of ``optax_muonplus.muonplus`` or any chain with :func:`optax_muonplus.momentum` in it.
-      as_stored: whether a momentum in eight bits is returned as :class:`Int8MomentumState`, and
-        not as numbers in float32.
+      as_stored: whether to return a momentum in eight bits as :class:`Int8MomentumState`, and not
+        as float32 numbers.
 
     Returns:
-      A :class:`MomentumState`. Its ``mu`` has ``optax.MaskedNode`` where a parameter is not a
-      matrix.
+      A :class:`MomentumState`, with ``optax.MaskedNode`` for a parameter that is not a matrix.
 
     Raises:
       ValueError: unless there is exactly one.
@@ -135,9 +118,8 @@ def find_momentum(state: Any, as_stored: bool = False) -> Any:
     states = [x for x in jax.tree.leaves(state, is_leaf=_is_momentum) if _is_momentum(x)]
     if len(states) != 1:
         raise ValueError(
-            f"Got a state with {len(states)} momentum states, but one is looked for. Pass the state"
-            " of an optimizer made by optax_muonplus, or the part of the state that holds the one"
-            " you mean."
+            f"Got a state with {len(states)} momentum states, not one. Pass the state of an"
+            " optimizer made by optax_muonplus, or the part of it with the momentum that you mean."
         )
     return states[0] if as_stored else widen(states[0])
 
@@ -147,7 +129,7 @@ def _is_momentum(x: Any) -> bool:
 
 
 def widen(state: Any) -> Any:
-    """A state of an optimizer with float32 in place of each momentum in eight bits."""
+    """Returns an optimizer's state with each momentum in eight bits as float32."""
 
     def wide(x: Any) -> Any:
         if not isinstance(x, Int8MomentumState):
@@ -158,7 +140,7 @@ def widen(state: Any) -> Any:
 
 
 def store_like(state: Any, like: Any) -> Any:
-    """Undoes :func:`widen`, for a state with numbers in eight bits where ``like`` has."""
+    """Inverts :func:`widen`: stores each momentum in eight bits that ``like`` does."""
 
     def narrow(old: Any, x: Any) -> Any:
         if not isinstance(old, Int8MomentumState):
@@ -170,12 +152,8 @@ def store_like(state: Any, like: Any) -> Any:
     return jax.tree.map(narrow, like, state, is_leaf=lambda x: isinstance(x, Int8MomentumState))
 
 
-def _empty(zeros: optax.Params, count: Any) -> Int8MomentumState:
-    return Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count)
-
-
-def _store(x: jax.Array, buffer: Buffer) -> Buffer:
-    return quantize(x, buffer[1].shape)
-
-
-STORAGE = Storage(_empty, dequantize, _store)
+STORAGE = Storage(
+    lambda zeros, count: Int8MomentumState(zeros, jax.tree.map(zero_scales, zeros), count),
+    load=dequantize,
+    store=lambda x, buffer: quantize(x, buffer[1].shape),
+)

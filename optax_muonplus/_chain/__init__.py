@@ -1,5 +1,5 @@
-"""Links on trees: functions on matrices, applied to the matrices of a pytree.
+"""Chains of links, which apply functions to the matrices of a pytree. Read ``plain`` first.
 
-Read ``plain`` first: what a chain means. ``record`` and ``layout`` say what a leaf is, ``chain``
-calls the links, ``fused`` is the link of ``momentum`` and functions, and ``program`` compiles them.
+``chain`` calls the links, ``fused`` is the link of a ``momentum`` and its functions, and
+``program`` decides what the functions mean together.
 """

@@ -1,7 +1,7 @@
 """A chain of links: from the gradients of a tree to its updates, matrix by matrix.
 
-``ChainTransformation`` is what Optax calls. It reads the tree and hands the records of the matrices
-to ``Chain``, which calls its links in order. A ``FusedLink`` applies a momentum and functions.
+Optax calls a ``ChainTransformation``. It reads the tree and passes the records of the matrices to a
+``Chain``, which calls its links in order.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ Part = (
 
 
 class TreeReader(Protocol):
-    """Reads which leaves of a tree are matrices, and how they are sharded."""
+    """Decides which leaves of a tree are matrices, and how they are sharded."""
 
     def read(self, tree: Any) -> ResolvedTree: ...
 
@@ -48,11 +48,10 @@ class TreeReader(Protocol):
 
 
 class Scaling(optax.GradientTransformation):
-    """A transformation of Optax that multiplies all updates by one number, as a learning rate does.
+    """A transformation of Optax that multiplies all updates by one number, as a learning rate."""
 
-    Behind functions on matrices it is one more of them. As a pass of its own after the loops of a
-    CPU it took 15% more bytes, and 11.8 MB in place of 2.7 for twelve layers of width 256.
-    """
+    # After functions on matrices it becomes their factor. On a CPU a pass of its own took 15% more
+    # bytes, and 11.8 MB in place of 2.7 for twelve layers of width 256.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,8 +59,8 @@ class Chain:
     """Links, one after the other."""
 
     links: tuple[Any, ...]  # in order; transformations of Optax receive no records
-    n_matrix_links: int  # how many there are up to the last one that receives records
-    scales: bool  # functions on matrices come last of these, and scalings alone behind them
+    n_matrix_links: int  # number of links up to the last one that receives records
+    scales: bool  # whether that one is a FusedLink, followed by scalings alone
 
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
@@ -77,7 +76,7 @@ class Chain:
         return cls(tuple(links), count, scales)
 
     def over(self, leaves: Sequence[LeafInfo]) -> optax.GradientTransformationExtraArgs:
-        """Returns the chain for trees whose leaves are the matrices of these records."""
+        """Returns the chain as a transformation of trees with these matrices."""
 
         def init(params: optax.Params) -> optax.OptState:
             return self.init(params, leaves)
@@ -88,11 +87,8 @@ class Chain:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
-        states = tuple(
-            link.init(params) if _is_of_optax(link) else link.init(params, leaves)
-            for link in self.links
-        )
-        return states[0] if len(states) == 1 else states
+        states = [x.init(params) if _is_of_optax(x) else x.init(params, leaves) for x in self.links]
+        return states[0] if len(states) == 1 else tuple(states)
 
     def update(
         self,
@@ -109,13 +105,13 @@ class Chain:
             links, states, scaled = self._with_factor(updates, states)
         new = []
         for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
-            if isinstance(link, optax.GradientTransformation):
+            if _is_of_optax(link):
                 link = optax.with_extra_args_support(link)
                 updates, now = link.update(updates, old, params, **extra_args)
             else:
                 updates, now = link.update(updates, old, params, leaves)
-            if i == self.n_matrix_links:  # a link with the rate inside has made the whole step
-                like = params if makes_whole_steps(link) else None
+            if i == self.n_matrix_links:
+                like = params if makes_whole_steps(link) else None  # these have the rate inside
                 updates = _like(gradients, updates, like)
                 updates = updates if i == len(self.links) else promote(updates, params)
             new.append(now)
@@ -123,13 +119,10 @@ class Chain:
         return updates, tuple(new) if len(self.links) > 1 else new[0]
 
     def _with_factor(self, updates: Any, states: Any) -> tuple[tuple[Any, ...], Any, list[Any]]:
-        """Moves scalings into the functions before them; returns links, their states, and theirs.
-
-        A scaling of the number 1 is its factor.
-        """
+        """Makes scalings the factor of the link before them; returns their new states last."""
         first = self.n_matrix_links
         dtype = jnp.result_type(*jax.tree.leaves(updates), jnp.float32)
-        factor, new = jnp.ones([], jnp.finfo(dtype).dtype), []
+        factor, new = jnp.ones([], jnp.finfo(dtype).dtype), []  # a scaling of 1 is its factor
         for link, old in zip(self.links[first:], states[first:], strict=True):
             factor, now = link.update(factor, old)
             new.append(now)
@@ -143,26 +136,29 @@ def _is_of_optax(link: Any) -> bool:
 
 def _join_parts(parts: Sequence[Any], run: Run) -> list[Any]:
     """Makes one link of a momentum and the functions that follow it."""
-    links: list[Any] = []
+    groups: list[list[Any]] = []
     for part in parts:
-        is_function = isinstance(part, MatrixFunction | DualNorm)
-        if is_function and links and isinstance(links[-1], list):
-            links[-1].append(part)
-        elif is_function or isinstance(part, Momentum):
-            links.append([part])
+        joins = groups and isinstance(groups[-1][-1], Momentum | MatrixFunction | DualNorm)
+        if joins and isinstance(part, MatrixFunction | DualNorm):
+            groups[-1].append(part)
         else:
-            links.append(part.with_run(run) if isinstance(part, Link) else part)
-    return [_link_of(x, run) if isinstance(x, list) else x for x in links]
+            groups.append([part])
+    return [_link_of(*group, run=run) for group in groups]
 
 
-def _link_of(parts: Sequence[Any], run: Run) -> Any:
-    momentum = parts[0] if isinstance(parts[0], Momentum) else None
-    if momentum is not None and len(parts) == 1:
-        return optax.GradientTransformation(momentum.init, momentum.update)
-    return FusedLink(momentum, parts[momentum is not None :], run=run)
+def _link_of(part: Any, *functions: Any, run: Run) -> Any:
+    if isinstance(part, MatrixFunction | DualNorm):
+        return FusedLink(None, [part, *functions], run=run)
+    if isinstance(part, Momentum) and functions:
+        return FusedLink(part, functions, run=run)
+    if isinstance(part, Momentum):
+        return optax.GradientTransformation(part.init, part.update)
+    return part.with_run(run) if isinstance(part, Link) else part
 
 
 def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
+    """Returns whether updates have 32 bits at least, and as many as parameters need."""
+
     def is_wide(update: Any, parameter: Any) -> bool:
         dtype = jnp.result_type(update)
         promotes = jnp.promote_types(dtype, jnp.result_type(parameter)) != dtype
@@ -175,10 +171,7 @@ def _are_wide(updates: optax.Updates, params: optax.Params | None) -> bool:
 def _like(
     gradients: optax.Updates, updates: optax.Updates, params: optax.Params | None
 ) -> optax.Updates:
-    """Rounds updates to the dtypes of the gradients, or those to which they and ``params`` promote.
-
-    Most links give updates the dtypes of the gradients.
-    """
+    """Rounds updates to the dtypes of the gradients, promoted by ``params`` if given."""
 
     def like(u: jax.Array, *given: Any) -> jax.Array:
         dtype = jnp.result_type(*map(jnp.result_type, given))
@@ -188,13 +181,11 @@ def _like(
 
 
 def promote(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
-    """Gives updates the dtypes that they and their parameters promote to.
-
-    A float16 update of a float32 parameter would underflow when multiplied by the learning rate.
-    """
+    """Promotes the dtypes of updates by those of their parameters."""
     if params is None:
         return updates
 
+    # A float16 update of a float32 parameter would underflow when a learning rate multiplies it.
     def widen(u: Any, p: Any) -> jax.Array:
         return jnp.asarray(u, jnp.promote_types(jnp.result_type(u), jnp.result_type(p)))
 
@@ -202,37 +193,33 @@ def promote(updates: optax.Updates, params: optax.Params | None) -> optax.Update
 
 
 class ChainTransformation(optax.GradientTransformationExtraArgs):
-    """A transformation with a chain of links in it.
+    """A transformation with a chain of links, for trees that are read by path and shape."""
 
-    Parameters are read at init and gradients at an update, each by path and shape: containers may
-    differ between the two: ``flax.nnx.Optimizer`` gives variables first and arrays later.
-    """
-
-    parts: tuple[Any, ...]  # for matrices, as they were given, in order
-    chain: Chain  # the links that are made of them
+    parts: tuple[Any, ...]  # for matrices, as given, in order
+    chain: Chain  # their links
     where: TreeReader
     run: Run  # applies functions to the matrices of a tree
 
     def __new__(cls, init: Any, update: Any, *made_of: Any) -> Self:
         self = super().__new__(cls, init, update)
-        if made_of:  # JAX makes a named tuple anew of its two fields alone
+        if made_of:  # absent when JAX remakes a named tuple from its two fields
             self.parts, self.chain, self.where, self.run = made_of
         return self
 
     @property
-    def made_of(self) -> tuple[tuple[Any, ...], Chain, TreeReader, Run]:
+    def made_of(self) -> tuple[Any, ...]:
         return self.parts, self.chain, self.where, self.run
 
     @classmethod
     def of(
         cls, over: Callable[[ResolvedTree], optax.GradientTransformation], *made_of: Any
     ) -> Self:
-        """Makes a transformation that reads each tree, checks its gradients and calls ``over``."""
+        """Makes a transformation that reads and checks each tree, and applies ``over`` of it."""
         check_state = StateCheck()
         where: TreeReader = made_of[2]
 
         def init(params: optax.Params) -> optax.OptState:
-            tree = where.read(params)
+            tree = where.read(params)  # flax.nnx.Optimizer passes variables here, and arrays later
             check_inexact([leaf.path for leaf in tree.leaves], [leaf.dtype for leaf in tree.leaves])
             return where.place(over(tree).init(params), tree)
 
@@ -252,7 +239,7 @@ class MatrixTransformation(ChainTransformation):
     """A transformation of trees whose leaves all are matrices."""
 
     def labels(self, params: optax.Params) -> Any:
-        """Returns ``"muon"`` or ``"adam"`` for each leaf, as its links read them."""
+        """Returns ``"muon"`` or ``"adam"`` for each leaf."""
         return self.where.read(params).labels
 
 

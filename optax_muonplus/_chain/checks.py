@@ -1,4 +1,4 @@
-"""Checks of parameters, gradients and states, which name the leaves that are wrong."""
+"""Checks of parameters, gradients and states, which name the wrong leaves."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -44,12 +44,9 @@ def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
 
 
 def check_gradients(gradients: Any, params: Any) -> None:
-    """Raises ValueError, naming the leaves, unless gradients are those of the parameters.
-
-    A gradient has its parameter's shape: NumPy's broadcasting would stretch a (1, 6) to (4, 6)
-    without a word. It is floating-point, and complex if and only if the parameter is. Leaves are
-    matched by their paths, and those that are in one of the trees only are left to JAX and Optax.
-    """
+    """Raises ValueError, naming the leaves, unless gradients fit their parameters."""
+    # Broadcasting would silently stretch a (1, 6) to (4, 6). Leaves are matched by path; JAX and
+    # Optax report those of one tree only.
     params = gradients if params is None else params
     if jax.tree.structure(gradients) == jax.tree.structure(params):
         pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(params), strict=True)
@@ -68,7 +65,7 @@ def check_gradients(gradients: Any, params: Any) -> None:
 
 
 def _misfit(x: Any, parameter: Any) -> str:
-    """Says why ``x`` is no gradient of ``parameter``; nothing if it is one."""
+    """Returns why ``x`` is no gradient of ``parameter``; nothing if it is one."""
     dtype = jnp.result_type(x)
     if not is_supported(dtype):
         return f"{dtype}, not floating-point of 16 bits at least"
@@ -80,27 +77,21 @@ def _misfit(x: Any, parameter: Any) -> str:
 
 
 def mask_params_like(updates: Any, params: Any) -> Any:
-    """Puts None into ``params`` where ``updates`` are None, as for the static parts of a model.
-
-    Equinox's own examples pass a whole model, some leaves of which are functions.
-    """
+    """Returns ``params`` with None where ``updates`` are None, as for static parts of models."""
     if params is None or not any(map(_is_none, jax.tree.leaves(updates, is_leaf=_is_none))):
         return params
     return jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=_is_none)
 
 
 class StateCheck:
-    """Compares states with those that an optimizer makes, the same one only once."""
+    """Compares a state with one that the optimizer makes, and each structure only once."""
 
     def __init__(self) -> None:
         self._fitting: Any = None
 
     def __call__(self, state: Any, init: Callable[[Any], optax.OptState], like: Any) -> None:
-        """Raises ValueError, naming the arrays, unless ``state`` is one that ``init(like)`` makes.
-
-        Broadcasting would stretch a running mean of another side. Arrays are compared by path,
-        since containers of parameters may differ between init and update.
-        """
+        """Raises ValueError unless ``state`` has the paths and arrays of ``init(like)``."""
+        # Broadcasting would stretch a running mean of the other side. Containers may differ.
         leaves, structure = jax.tree.flatten((state, like))
         found = structure, [(np.shape(x), getattr(x, "dtype", type(x))) for x in leaves]
         if found == self._fitting:
@@ -123,7 +114,7 @@ class StateCheck:
 
 
 def _by_path(state: Any) -> dict[Path, Any]:
-    """Returns the arrays of a state, and an empty one for each part that has none."""
+    """Returns the arrays of a state by path, with an empty one for a part that has none."""
 
     def is_empty(x: Any) -> bool:
         return isinstance(x, tuple) and not x and not is_hole(x)
@@ -133,7 +124,7 @@ def _by_path(state: Any) -> dict[Path, Any]:
 
 
 def array_misfit(x: Any, other: Any) -> str:
-    """Says why an array of a state cannot be in the place of another; nothing if it can."""
+    """Returns why an array of a state cannot replace another; nothing if it can."""
     if np.shape(x) != np.shape(other):
         return f"({np.shape(x)} for {np.shape(other)})"
     dtypes = jnp.result_type(x), jnp.result_type(other)
@@ -144,7 +135,7 @@ def array_misfit(x: Any, other: Any) -> str:
 
 
 def _check_none(gradients: Any, unknown: Iterable[Path]) -> None:
-    """Raises ValueError for None where the state has an array, and not where there was none."""
+    """Raises ValueError for a gradient None where the state has an array."""
     pairs = zip(*flatten_with_names(gradients, _is_none), strict=True)
     nones = [path for path, x in pairs if x is None]
     wrong = [(x, None) for x in nones if any(path[len(path) - len(x) :] == x for path in unknown)]
@@ -161,7 +152,7 @@ def _list_few(parts: Iterable[tuple[Path, str | None]]) -> str:
 
 
 def wrong_state(what: str) -> ValueError:
-    """Makes the error for a state that is not of the optimizer that got it."""
+    """Returns the error for a state of another optimizer."""
     return ValueError(
         f"The state is of another optimizer, of other options, or of another reading: {what}. Make"
         " it for these, tx.init(parameters), or go on from it in the middle of a run: state, report"

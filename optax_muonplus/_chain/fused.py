@@ -1,4 +1,4 @@
-"""A momentum and the functions of it that follow: each matrix is read and written once."""
+"""A momentum and the functions that follow it: each matrix is read and written once."""
 
 import dataclasses
 import itertools
@@ -20,13 +20,13 @@ from optax_muonplus._leaves.record import LeafInfo
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FusedLink:
-    """Functions of each matrix, or of its momentum, which is made where it is read."""
+    """Functions of each matrix, or of its momentum, which is computed as it is read."""
 
     momentum: Momentum | None
-    functions: Sequence[MatrixFunction | DualNorm]  # as they were given
-    rounds: bool = True  # to the dtype of the gradients; else results have that of the momentum
+    functions: Sequence[MatrixFunction | DualNorm]  # as given
+    rounds: bool = True  # results have the dtype of the gradients; else that of the momentum
     run: Run = run_plain
-    factor: jax.Array | None = None  # of all results, as a learning rate
+    factor: jax.Array | None = None  # multiplies all results, as a learning rate
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
         functions = [f for f in self.functions if not isinstance(f, DualNorm)]
@@ -38,18 +38,15 @@ class FusedLink:
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
     ) -> tuple[optax.Updates, Any]:
-        """Returns the functions of the updates, or of their momentum.
-
-        With a momentum the state is ``(its state, optax.EmptyState())``, as :meth:`init` makes it.
-        """
+        """Returns the functions of the updates or of their momentum, and the state."""
         arrays, treedef = jax.tree.flatten(updates)
-        functions = functions_of(self.functions)  # their numbers may be those of one trace
+        functions = functions_of(self.functions)  # not kept: hyperparameters may be tracers
         if self.momentum is None:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
             mu, operands = self.momentum.advance(updates, mu, functions[0].input_dtype)
-            state = (mu, nothing)
+            state = mu, nothing
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)
             leaves = [leaf._replace(dtype=x.dtype) for leaf, x in pairs]
@@ -57,10 +54,7 @@ class FusedLink:
 
 
 def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError unless ``functions`` are defined, and keep the shape, on all matrices.
-
-    Nothing is computed: they are traced, once for each distinct shape.
-    """
+    """Raises ValueError unless ``functions`` keep each shape; they are traced, not computed."""
     shapes: dict[jax.ShapeDtypeStruct, str] = {}
     for leaf in leaves:
         for shape in leaf.matrix.block_shapes():
@@ -75,6 +69,6 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
         if shape != probe.shape or not is_supported(dtype) or becomes_complex:
             raise ValueError(
                 f"{name}: a function on matrices must map each one (out, in) to another of its"
-                " shape, floating-point and real where it is; for"
+                " shape, floating-point, and real if that is; for"
                 f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )

@@ -1,4 +1,4 @@
-"""What a link of a chain is, and what it may declare."""
+"""The links of a chain, and what they may declare."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -13,11 +13,10 @@ from optax_muonplus._leaves.record import LeafInfo
 
 @runtime_checkable
 class AnyLink(Protocol):
-    """An object with a state of its own. It receives a record for each leaf, all matrices.
+    """An object with a state of its own, which receives a record for each leaf, all matrices."""
 
-    Updates are those of the link before, not rounded to the dtype of the gradients; parameters may
-    be None in ``update``.
-    """
+    # Updates are those of the link before, not rounded to the dtype of the gradients; params may be
+    # None.
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any: ...
 
@@ -30,10 +29,10 @@ class Link:
     """A base class of links that declare more than ``init`` and ``update``.
 
     Attributes:
-      momentum: the momentum that it has; a chain has one.
-      polar_factor: the polar factor that it takes; no other follows.
-      shape_scale: its factor by shape; one is enough.
-      makes_whole_steps: whether updates are whole steps downhill; then it is the last link.
+      momentum: its momentum; a chain has one.
+      polar_factor: its polar factor; no other follows.
+      shape_scale: its factor by shape; a chain has one.
+      makes_whole_steps: whether its updates are whole steps downhill; then it is the last link.
     """
 
     makes_whole_steps: ClassVar[bool] = False
@@ -51,7 +50,7 @@ class Link:
         return "none"
 
     def with_run(self, run: Run) -> Self:
-        """Returns the link whose functions on matrices, if it has some, ``run`` applies."""
+        """Returns a link that applies its functions on matrices, if any, by ``run``."""
         del run
         return self
 

@@ -19,14 +19,13 @@ from optax_muonplus._core.momentum import look_ahead, moving_average
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 from optax_muonplus._leaves.paths import flatten_with_names
 
-# The arrays that hold one buffer.
-Buffer = tuple[jax.Array, ...]
+Buffer = tuple[jax.Array, ...]  # the arrays of one momentum
 
 
 class MomentumState(NamedTuple):
-    """State of :func:`optax_muonplus.momentum`: ``mu`` has a buffer for each parameter.
+    """State of :func:`optax_muonplus.momentum`: a buffer ``mu`` for each parameter.
 
-    The ``count`` of updates is for bias correction, and None without it.
+    ``count`` is the number of updates, or None without bias correction.
     """
 
     mu: optax.Updates
@@ -37,10 +36,9 @@ class MomentumState(NamedTuple):
 class Storage:
     """How the buffers of a momentum are kept between updates."""
 
-    empty: Callable[[optax.Params, Any], Any]  # from zeros and the count to the first state
-    load: Callable[..., jax.Array]  # from the arrays that hold one buffer to the momentum
-    # From a momentum, and the arrays that held the one before, to arrays that hold it.
-    store: Callable[[jax.Array, Buffer], Buffer]
+    empty: Callable[[optax.Params, Any], Any]  # (zeros, count) -> the first state
+    load: Callable[..., jax.Array]  # (*buffer) -> the momentum
+    store: Callable[[jax.Array, Buffer], Buffer]  # (the momentum, old buffer) -> buffer
 
 
 AS_NUMBERS = Storage(
@@ -53,13 +51,13 @@ AS_NUMBERS = Storage(
 def storage_of(dtype: np.dtype | None) -> Storage:
     if dtype != np.int8:
         return AS_NUMBERS
-    return importlib.import_module("optax_muonplus.int8").STORAGE  # its first use imports it
+    return importlib.import_module("optax_muonplus.int8").STORAGE  # it imports this module
 
 
 class MomentumTransformation(optax.GradientTransformation):
-    """A momentum as a transformation of Optax, see ``optax_muonplus.momentum``."""
+    """The transformation that ``optax_muonplus.momentum`` returns."""
 
-    momentum: "Momentum"  # the part of a chain that it is
+    momentum: "Momentum"  # the same as a part of a chain
 
     def __new__(cls, momentum: "Momentum") -> Self:
         check_state = StateCheck()
@@ -76,12 +74,12 @@ class MomentumTransformation(optax.GradientTransformation):
 
 @matrix_function
 class LookAhead:
-    """The direction ``a M + b G``, of which the polar factor is taken, in float32 at least."""
+    """The direction ``a M + b G``, to be orthogonalized, in float32 at least."""
 
     beta: ArrayLike
-    count: Any  # number of updates so far, for bias correction; None without it
-    nesterov: bool = static()  # G has a part
-    load: Callable[..., jax.Array] = static()  # makes the momentum of the arrays that hold it
+    count: Any  # number of updates, or None without bias correction
+    nesterov: bool = static()  # whether b is not 0
+    load: Callable[..., jax.Array] = static()  # (*buffer) -> M
 
     def __call__(self, *arrays: jax.Array) -> jax.Array:
         *buffer, g = arrays if self.nesterov else (*arrays, None)
@@ -105,7 +103,7 @@ class Momentum:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype of the buffer; None is that of the parameter."""
+        """The dtype of the buffer; None for that of the parameter."""
         return floating_dtype("mu_dtype", self.mu_dtype, "int8")
 
     def init(self, params: optax.Params) -> Any:
@@ -121,30 +119,20 @@ class Momentum:
         zeros = optax.tree.zeros_like(params, dtype=self.dtype)
         return storage_of(self.dtype).empty(zeros, count)
 
-    def update(
-        self, updates: optax.Updates, state: Any, params: optax.Params | None = None
-    ) -> tuple[optax.Updates, Any]:
+    def update(self, updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
         state, directions = self.advance(updates, state)
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
     def advance(
-        self,
-        updates: optax.Updates,
-        state: Any,
-        rounded_to: Any = None,
+        self, updates: optax.Updates, state: Any, rounded_to: Any = None
     ) -> tuple[Any, list[Operand]]:
-        """Takes one step of the moving average; returns the state, and a direction for each leaf.
-
-        ``rounded_to`` is the dtype that directions are rounded to, if known. Where the buffer is as
-        narrow, they are computed from it, which is in memory anyway, and else from the sum before
-        it was rounded. Numbers in eight bits are read as they are stored.
-        """
+        """Returns the state after one update, and a direction for each leaf."""
         storage = storage_of(self.dtype)
         buffers, treedef = buffers_of(state)
-        kept = {jnp.result_type(m[0]) for m in buffers}
-        if self.dtype is not None and kept - {jnp.result_type(self.dtype)}:
-            raise wrong_state(f"momentum in {kept.pop()}, and mu_dtype is {self.dtype}")
+        dtypes = {jnp.result_type(m[0]) for m in buffers}
+        if self.dtype is not None and dtypes - {jnp.result_type(self.dtype)}:
+            raise wrong_state(f"momentum in {dtypes.pop()}, and mu_dtype is {self.dtype}")
         grads = [jnp.asarray(g) for g in treedef.flatten_up_to(updates)]
         pairs = zip(buffers, grads, strict=True)
         sums = [moving_average(storage.load(*m), g, self.beta) for m, g in pairs]
@@ -154,6 +142,8 @@ class Momentum:
         compute = LookAhead(self.beta, count, self.nesterov, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
+            # The buffer is in memory. It serves if it has the dtype that the direction is rounded
+            # to, or eight bits; if not, the direction needs the sum before it was rounded.
             stored = len(m) > 1 or narrower_dtype(x.dtype, rounded_to) == m[0].dtype
             arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
             directions.append(Operand(arrays, x.dtype, compute))
@@ -161,7 +151,7 @@ class Momentum:
 
 
 def buffers_of(state: Any) -> tuple[list[Buffer], Any]:
-    """Returns the arrays that hold each leaf's momentum, and the structure of the tree."""
+    """Returns the buffer of each leaf, and the structure of the tree."""
     first, *others = state[:-1]
     arrays, treedef = jax.tree.flatten(first)
     return list(zip(arrays, *map(treedef.flatten_up_to, others), strict=True)), treedef

@@ -1,4 +1,4 @@
-"""An array that is computed where it is read, in place of a copy of it in memory."""
+"""An array that is computed when it is read, and takes no memory until then."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,14 +10,11 @@ from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 
 
 class Operand(NamedTuple):
-    """An array that is computed from others when it is loaded, by an elementwise function.
+    """An elementwise function of arrays, computed when it is loaded."""
 
-    The first array has its shape; others may have one number for each block of it.
-    """
-
-    arrays: tuple[jax.Array, ...]
-    dtype: Any  # what it is rounded to when it is loaded
-    compute: Callable[..., jax.Array] | None = None  # None stands for the only array itself
+    arrays: tuple[jax.Array, ...]  # the first has the result's shape; others may be by block
+    dtype: Any  # of the result
+    compute: Callable[..., jax.Array] | None = None  # None if the result is the only array
 
     @classmethod
     def of(cls, x: Any) -> "Operand":
@@ -29,7 +26,7 @@ class Operand(NamedTuple):
         return saturating_cast(x, self.dtype)
 
     def round_to(self, dtype: Any) -> "Operand":
-        """Returns the operand in a dtype, if that is narrower and has as many exponent bits."""
+        """Returns the operand in ``dtype``, if narrower and with as many exponent bits."""
         return self._replace(dtype=narrower_dtype(self.dtype, dtype))
 
     def map(self, change: Callable[[jax.Array], jax.Array]) -> "Operand":

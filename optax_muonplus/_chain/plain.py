@@ -1,4 +1,4 @@
-"""Functions applied to the matrices of leaves, in a few lines: this is what a chain means."""
+"""The meaning of a chain: functions applied to the matrices of leaves, in a few lines."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -30,20 +30,20 @@ def run_plain(
     leaves: Sequence[LeafInfo],
     factor: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Applies functions to the matrices of leaves, one leaf after the other: the reference.
+    """Applies functions to the matrices of leaves, one leaf after another: the reference.
 
-    It copies every matrix that is stored as (in, out), and leaves a mesh to the compiler. Its
-    numbers are those of every other ``run`` of :func:`optax_muonplus.matrix_chain`, to the rounding
-    of sums in another order.
+    Every other ``run`` of :func:`optax_muonplus.matrix_chain` has its results, but for the rounding
+    of sums in another order. It copies each matrix that is stored as (in, out), and leaves meshes
+    to the compiler.
 
     Args:
-      functions: of matrices ``(batch, out, in)``, the first one first, as they were given.
-      operands: for each leaf an array of its shape and sharding.
+      functions: on matrices ``(batch, out, in)``, in order, as given.
+      operands: for each leaf, an array of its shape and sharding.
       leaves: records of matrices.
       factor: a number that multiplies all results, such as a learning rate.
 
     Returns:
-      One array for each leaf, of its shape, in its dtype.
+      For each leaf, an array of its shape and dtype.
     """
     results = []
     for operand, leaf in zip(operands, leaves, strict=True):

@@ -1,7 +1,7 @@
-"""What the parts of a chain mean together: the only place that knows what stands before what.
+"""The meaning of the parts of a chain together, where it depends on the parts before.
 
-Parts are values with the fields that a user gives them. What one of them may rely on, because of
-the parts before it, is decided here, at each update that is traced.
+Parts are values with the user's fields. This module alone decides, at each traced update, what one
+part may rely on because of others.
 """
 
 import itertools
@@ -21,20 +21,20 @@ from optax_muonplus._core.scale import ScaleByShape
 class DualNorm:
     """Multiplies the result O of the functions before it by <M, O>, where M is the momentum.
 
-    For a polar factor O this is the nuclear norm of M, the dual of the spectral norm.
+    For a polar factor O, <M, O> is the nuclear norm of M, the dual of the spectral norm.
     """
 
 
 @matrix_function
 class ScaleByDualNorm(MatrixFunction):
-    """``s(O)``, ``O = f(M)``, times the real part of <M, O>; if polar, the nuclear norm of M."""
+    """``s(O)`` times the real part of <M, O>, for ``O = f(M)``."""
 
     functions: tuple[MatrixFunction, ...]  # f
-    scales: tuple[MatrixFunction, ...]  # s, each of which multiplies a matrix by a number
+    scales: tuple[MatrixFunction, ...]  # s, factors by shape
 
     def __call__(self, x: jax.Array) -> jax.Array:
         o = _apply_all(self.functions, x)
-        # The inner product may be beyond the largest number where the update is not.
+        # The inner product may overflow although the update does not.
         y, power = scale_by_pow2(x)
         inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
         scaled = _apply_all(self.scales, o)
@@ -58,34 +58,31 @@ def _transposed(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ..
 
 
 def functions_of(parts: Sequence[MatrixFunction | DualNorm]) -> tuple[MatrixFunction, ...]:
-    """Returns the functions on matrices, or on their momentum, that ``parts`` mean."""
+    """Returns the functions on matrices, or on their momentum, that ``parts`` stand for."""
     functions, before_dual_norm = [], None
     for part in parts:
         if isinstance(part, DualNorm):
             before_dual_norm = len(functions)
             continue
         if isinstance(part, ScaleByShape) and part.norm is None and part.consistent_rms is not None:
+            # A dual norm depends on the norm that ``match_frobenius`` restores.
             part = _set_rms(functions, part, keeps=before_dual_norm is not None)
         functions.append(part)
-    if before_dual_norm is not None:
-        inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
-        # A factor by shape may come before the inner product; another function sees the product.
-        scales = list(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
-        scaled = ScaleByDualNorm(tuple(inner), tuple(scales))
-        functions = [scaled, *outer[len(scales) :]]
-    return tuple(functions)
+    if before_dual_norm is None:
+        return tuple(functions)
+    inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
+    # Factors by shape multiply before the inner product, other functions after it.
+    scales = tuple(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
+    return ScaleByDualNorm(tuple(inner), scales), *outer[len(scales) :]
 
 
 def is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:
-    """Returns whether results are polar factors for certain; a user's function may be anything."""
+    """Returns whether results are certainly polar factors; a user's function may be anything."""
     return isinstance(function, Orthogonalize) and not callable(function.polar)
 
 
 def _set_rms(functions: list[MatrixFunction], scale: ScaleByShape, keeps: bool) -> ScaleByShape:
-    """Gives a factor for an RMS the norm before it, which ``keeps`` matching the norm before that.
-
-    Of matrices that are not normalized it measures those that are no polar factors.
-    """
+    """Returns ``scale`` with the norm before it, unless the RMS of matrices must be measured."""
     *earlier, norm = functions or [None]
     if not isinstance(norm, Normalize):
         return scale.replace(norm="none") if is_polar_factor(norm) else scale
@@ -93,6 +90,6 @@ def _set_rms(functions: list[MatrixFunction], scale: ScaleByShape, keeps: bool) 
     of_polar = bool(earlier) and is_polar_factor(earlier[-1])
     if not of_polar and (keeps or norm.norm in ("none", "long")):
         return scale
-    if not keeps:
+    if not keeps:  # the factor sets the RMS, whether or not the norm restores it
         functions[-1] = norm.replace(match_frobenius=False)
     return scale.replace(norm=norm.norm, match_frobenius=keeps)

@@ -1,1 +1,1 @@
-"""A leaf as a batch of matrices: layout, record, placement on a mesh, paths."""
+"""A leaf as a batch of matrices: its layout, record, placement on a mesh, and path."""

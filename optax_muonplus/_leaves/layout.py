@@ -1,6 +1,6 @@
-"""Which axes of a parameter make a matrix, and the way to matrices ``(batch, out, in)`` and back.
+"""Layouts: the axes of a parameter that make a matrix ``(batch, out, in)``, and the way back.
 
-This is the only place that moves axes of parameters.
+Axes of parameters are moved here and nowhere else.
 """
 
 import dataclasses
@@ -21,20 +21,19 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MatrixSpec:
-    """Dimension numbers of a parameter that holds several matrices next to each other on one axis.
+    """Dimension numbers of a parameter with several matrices side by side along one axis.
 
     A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
     up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
-    orthogonalized, normalized and scaled by itself, as if it were a parameter of its own.
+    orthogonalized, normalized and scaled as if it were a parameter.
 
     Attributes:
       reduction_axis: axis or axes that the layer sums over (fan-in), as in
         ``optax.contrib.MuonDimensionNumbers``.
-      output_axis: axis or axes of the layer's output (fan-out). Axes in neither are batch axes:
-        every index along them is a matrix of its own.
-      split_sizes: sizes of the blocks along ``split_axis``; None means one block.
-      split_axis: the fused axis, one of the axes above. None means ``output_axis``, if that is one
-        axis.
+      output_axis: axis or axes of the layer's output (fan-out). All other axes are batch axes, and
+        every index along them is a matrix.
+      split_sizes: sizes of the blocks along ``split_axis``; None is one block.
+      split_axis: the fused axis, one of the axes above; None is ``output_axis``, if only one.
 
     Raises:
       ValueError: for ``split_axis`` without sizes.
@@ -58,29 +57,27 @@ class MatrixSpec:
 
 
 DimensionNumbers = MuonDimensionNumbers | MatrixSpec
-# A tree or prefix tree of dimension numbers and None, or a function from parameters to one.
+# A tree, or prefix tree, of dimension numbers and None; or a function from parameters to one.
 DimensionNumbersTree = Any
 
-
-# Runs of up to so many blocks, as of a fused QKV, are cut by slices. Where the sharding is left to
-# XLA, slices keep it, and a reshape that cuts a shard loses it. For each of many heads they would
-# make the program longer.
+# Up to so many blocks, as of a fused QKV, are cut by slices. On Auto axes slices keep the sharding,
+# and a reshape that cuts a shard loses it. Slices of many heads would make the program long.
 _FEW = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class MatrixLayout:
-    """The way from one parameter of a known shape to its matrices.
+    """The matrices of a parameter of a known shape.
 
     Attributes:
       shape: of the parameter.
-      batch_axes: axes along which every index is a matrix of its own.
+      batch_axes: axes along which every index is a matrix.
       output_axes: axes that are flattened into rows.
       reduction_axes: axes that are flattened into columns.
-      split_axis: axis that is cut into blocks, or None.
-      split_sizes: sizes of the blocks, if any. Blocks of one size that follow each other, as heads
-        do, are a *run*: a batch, so that a program does not grow with them.
-      separate: whether each block is a run by itself.
+      split_axis: the axis that is cut into blocks, or None.
+      split_sizes: sizes of the blocks, if any. Consecutive blocks of one size, such as heads, are a
+        *run*: one batch of matrices, which keeps programs short.
+      separate: whether each block is a run of its own.
     """
 
     shape: Shape
@@ -93,11 +90,11 @@ class MatrixLayout:
 
     @classmethod
     def of(cls, shape: Sequence[int], spec: DimensionNumbers) -> "MatrixLayout":
-        """Returns the layout of a parameter of ``shape`` that ``spec`` describes.
+        """Returns the layout of a parameter of ``shape`` with dimension numbers ``spec``.
 
         Raises:
-          ValueError: if an axis does not exist or is named twice, a side has no axis, or split
-            sizes do not add up.
+          ValueError: for an axis that does not exist or is named twice, for a side without axes,
+            and for split sizes that do not add up.
         """
         shape = tuple(shape)
         reduction = _axes(shape, spec.reduction_axis, "reduction_axis", spec)
@@ -105,8 +102,8 @@ class MatrixLayout:
         both = reduction + output
         if len(set(both)) < len(both):
             raise ValueError(
-                f"{spec} names an axis of shape {shape} twice. Each axis belongs to one side, or to"
-                " neither (a batch axis)."
+                f"{spec} names an axis of shape {shape} twice. Each axis belongs to one side, or is"
+                " a batch axis."
             )
         batch = tuple(axis for axis in range(len(shape)) if axis not in both)
         if not isinstance(spec, MatrixSpec) or spec.split_sizes is None:
@@ -116,7 +113,7 @@ class MatrixLayout:
 
     @property
     def transposed(self) -> bool:
-        """Whether matrices are stored as (in, out), so that reading them so copies nothing."""
+        """Whether matrices are stored as (in, out), which is how they are read without a copy."""
         return min(self.reduction_axes) < min(self.output_axes)
 
     @property
@@ -124,7 +121,7 @@ class MatrixLayout:
         return tuple(axis for axis in range(len(self.shape)) if axis not in self.batch_axes)
 
     def dimension_numbers(self, places: Sequence[int] | None = None) -> DimensionNumbers:
-        """Returns the dimension numbers; axis ``i`` may stand at ``places[i]``."""
+        """Returns the dimension numbers, with axis ``i`` at ``places[i]`` if given."""
         places = range(len(self.shape)) if places is None else places
         reduction = tuple(places[axis] for axis in self.reduction_axes)
         output = tuple(places[axis] for axis in self.output_axes)
@@ -133,7 +130,7 @@ class MatrixLayout:
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
     def stack(self, count: int) -> "MatrixLayout":
-        """Returns the layout of ``count`` slices at one batch index, along a new first axis."""
+        """Returns the layout of ``count`` slices, each at one batch index, on a new first axis."""
         place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixLayout(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
@@ -145,10 +142,9 @@ class MatrixLayout:
         )
 
     def of_blocks(self, shape: Shape) -> "MatrixLayout | None":
-        """Returns the layout of an array with one number for each block of the parameter.
+        """Returns the layout of an array with a number for each block, as the scales of int8.
 
-        The scales of a momentum in eight bits are such an array. None where a block belongs to
-        several matrices, or is not a block of their rows or columns.
+        None if such a block spans several matrices, or is not one of their rows or columns.
         """
         if shape == self.shape:
             return self
@@ -165,7 +161,7 @@ class MatrixLayout:
         return dataclasses.replace(self, shape=shape, split_sizes=sizes)
 
     def matrix_shape(self, block: Sequence[int]) -> tuple[int, int, int]:
-        """Returns ``(batch, out, in)`` of a block of a given shape."""
+        """Returns ``(batch, out, in)`` of a block whose axes have these sizes."""
         sides = self.batch_axes, self.output_axes, self.reduction_axes
         batch, rows, columns = (math.prod(block[axis] for axis in axes) for axes in sides)
         return batch, rows, columns
@@ -183,7 +179,7 @@ class MatrixLayout:
         return matrices
 
     def from_matrices(self, matrices: Sequence[jax.Array]) -> jax.Array:
-        """Makes an array of the parameter's shape of what :meth:`to_matrices` gives."""
+        """Returns the array of the parameter's shape: the inverse of :meth:`to_matrices`."""
         parts = []
         for run, matrix in zip(self.runs(), matrices, strict=True):
             order = run._order()
@@ -192,7 +188,7 @@ class MatrixLayout:
         return self.join(parts)
 
     def runs(self) -> list["MatrixLayout"]:
-        """Returns the layouts of runs; the blocks of a run are on its last batch axis."""
+        """Returns the layout of each run, with its blocks along the last batch axis."""
         axis = self.split_axis
         if axis is None:
             return [self]
@@ -207,18 +203,14 @@ class MatrixLayout:
         ]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
-        """Cuts ``x`` into runs; it has the parameter's shape or is a statistic of its blocks.
-
-        The fused axis becomes two, count and size, unless count is 1. The size is 1 of a statistic
-        that has one number for each block.
-        """
+        """Cuts ``x`` into runs; the fused axis becomes (count, size), or (size,) if count is 1."""
         axis = self.split_axis
         if axis is None:
             return [x]
         whole = x.shape[axis] == sum(self.split_sizes)
         parts, stop = [], 0
         for count, size in self._run_lengths():
-            size = size if whole else 1
+            size = size if whole else 1  # ``x`` may have one number for each block
             start, stop = stop, stop + count * size
             if count <= _FEW:
                 cuts = range(start, stop, size)
@@ -257,9 +249,8 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
     several = isinstance(axes, Sequence) and not isinstance(axes, str)
     given: tuple[Any, ...] = tuple(axes) if several else (axes,)
     ndim = len(shape)
-    are_integers = all(isinstance(axis, int | np.integer) for axis in given)
-    are_integers = are_integers and bool not in map(type, given)  # True is a flag
-    if not given or not are_integers or not all(-ndim <= axis < ndim for axis in given):
+    integers = [isinstance(a, int | np.integer) and type(a) is not bool for a in given]
+    if not given or not all(integers) or not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(
             f"{name} of {spec} must name one or more of the axes of shape {shape}. A parameter that"
             " is not a matrix gets None, which leaves it to AdamW."
@@ -268,11 +259,8 @@ def _axes(shape: Shape, axes: AxisNumbers, name: str, spec: DimensionNumbers) ->
 
 
 def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpec) -> int:
-    sizes = spec.split_sizes or ()
     if spec.split_axis is None and len(output) > 1:
-        raise ValueError(
-            f"{spec} has several output axes {output}: name the fused one, split_axis."
-        )
+        raise ValueError(f"{spec} has several output axes: pass the fused one as split_axis.")
     axis = output[0] if spec.split_axis is None else spec.split_axis
     in_range = type(axis) is not bool and -len(shape) <= axis < len(shape)
     if not in_range or axis % len(shape) not in matrix_axes:
@@ -280,7 +268,7 @@ def _split_axis(shape: Shape, matrix_axes: Shape, output: Shape, spec: MatrixSpe
             f"split_axis of {spec} must be one of the reduction or output axes {matrix_axes} of"
             f" shape {shape}; indices along a batch axis are separate matrices already."
         )
-    axis %= len(shape)
+    axis, sizes = axis % len(shape), spec.split_sizes or ()
     if not sizes or bool in map(type, sizes) or min(sizes) < 1 or sum(sizes) != shape[axis]:
         raise ValueError(
             f"split_sizes {sizes} must be positive and add up to {shape[axis]}, the size of axis"

@@ -1,7 +1,4 @@
-"""Paths of the leaves of trees, and how messages write them.
-
-What is written for one container serves another, because leaves are known by their paths.
-"""
+"""Paths of leaves, which are the same in every container, and how messages write them."""
 
 import collections
 import math
@@ -15,22 +12,22 @@ from optax import MaskedNode
 Path = tuple[str, ...]
 Rest = TypeVar("Rest", bound=Hashable)
 
-VALUE = jax.tree_util.GetAttrKey("value")  # what a Flax Variable holds, in its place in a tree
+VALUE = jax.tree_util.GetAttrKey("value")  # the key of the array in a Flax Variable
 
 
 def flatten_tree(
     tree: Any, is_leaf: Callable[[Any], bool] = lambda x: False
 ) -> tuple[list[Path], list[Any], Callable[[Iterable[Any]], Any]]:
-    """The paths and leaves of ``tree``, and a function from one value for each leaf to a tree.
+    """Returns the paths and leaves of ``tree``, and a function that makes a tree of new leaves.
 
-    A path is ``('blocks', '0', 'qkv', 'kernel')``. Flax NNX variables add a last ``value`` at init
-    that is gone at update: it is dropped, unless it has siblings. Names with slashes in them, as
-    Haiku's, count as several.
+    A path is ``('blocks', '0', 'qkv', 'kernel')``. A last ``value``, which Flax NNX variables have
+    at init and not at update, is dropped unless it has siblings. A name with slashes, as in Haiku,
+    counts as several.
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = [path for path, _ in with_path]
     if any(path[-1:] == (VALUE,) for path in paths):
-        # Siblings that were taken out here count too.
+        # A sibling that was left out counts too.
         whole = jax.tree_util.tree_leaves_with_path(tree, lambda x: is_hole(x) or is_leaf(x))
         siblings = collections.Counter(path[:-1] for path, _ in whole)
         alone = [path[-1:] == (VALUE,) and siblings[path[:-1]] == 1 for path in paths]
@@ -45,7 +42,7 @@ def flatten_with_names(
 
 
 def is_hole(x: Any) -> bool:
-    """Tells whether ``x`` stands for a part that Equinox or ``optax.masked`` left out."""
+    """Returns whether ``x`` marks a part that Equinox or ``optax.masked`` left out."""
     return x is None or isinstance(x, MaskedNode)
 
 
@@ -59,17 +56,14 @@ def path_name(path: Path) -> str:
 
 
 def without_numbers(path: str) -> str:
-    """Returns a path with stars for its numbers."""
+    """Returns a path with a star for each number."""
     return re.sub(r"\d+", "*", path)
 
 
 def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """Writes paths that differ in numbers only as few names, and counts the paths of each.
-
-    A name stands for exactly the paths that it spells out: 1 and 3 are ``{1,3}``.
-    """
+    """Writes paths that differ only in numbers as few names such as ``h/{1,3}``, with counts."""
     boxes = [tuple((part,) for part in re.split(r"(\d+)", path)) for path in paths]
-    for i in range(len(boxes[0]) - 2, 0, -2):  # the numbers, which are every second part
+    for i in range(len(boxes[0]) - 2, 0, -2):  # numbers are every second part
         merged: dict[Any, list[str]] = {}
         for box in boxes:
             merged.setdefault((box[:i], box[i + 1 :]), []).extend(box[i])
@@ -81,7 +75,7 @@ def fold(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def fold_all(paths: Iterable[tuple[str, Rest]]) -> list[tuple[str, Rest]]:
-    """Folds paths that differ in numbers only and have the same second item."""
+    """Folds paths that differ only in numbers and have the same second item."""
     groups: dict[tuple[str, Rest], list[str]] = {}
     for path, rest in paths:
         groups.setdefault((without_numbers(path), rest), []).append(path)
@@ -97,7 +91,7 @@ def _ranges(values: Sequence[str]) -> str:
     """Writes 0, 1, 2 and 5 as ``{0..2,5}``."""
     runs: list[list[str]] = []
     for value in values:
-        # With as many leading zeros as the number before it.
+        # Consecutive numbers have as many leading zeros.
         if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
             runs[-1].append(value)
         else:

@@ -10,8 +10,7 @@ from optax_muonplus._leaves.paths import Path, path_name
 from optax_muonplus._leaves.placement import LeafSharding
 
 MUON, ADAM, UNKNOWN = "muon", "adam", "?"
-# The rule of a leaf whose dimension numbers come from no rule.
-GIVEN = "your dimension numbers"
+GIVEN = "your dimension numbers"  # in place of a rule
 
 
 class LeafInfo(NamedTuple):
@@ -21,15 +20,14 @@ class LeafInfo(NamedTuple):
       index: its place among the leaves of the tree.
       path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
       shape: its shape.
-      dtype: its dtype, which is also that of its update.
+      dtype: its dtype, and that of its update.
       layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
       given_sharding: its entry in the argument ``sharding``.
-      sharding: its sharding, if it is a matrix. None on one device, or where it is not
-        known before the program is compiled.
-      rule: the rule by which it was read, in words.
-      known: False for a leaf that no rule can read, in a tree that was resolved to be shown.
+      sharding: its sharding, if a matrix. None on one device, or if unknown before compilation.
+      rule: the rule that read it, in words.
+      known: False for a leaf that no rule can read, as ``describe`` shows it.
       stack: axes that number its layers, by ``layer_axes``.
-      dimension_numbers: its layout as a rule or a user wrote it; None for AdamW, and if unknown.
+      dimension_numbers: its layout as a rule or a user wrote it; None for AdamW, or if unknown.
     """
 
     index: int
@@ -55,7 +53,7 @@ class LeafInfo(NamedTuple):
 
     @property
     def batch_axes(self) -> tuple[int, ...]:
-        """Axes that number matrices, or may do so where nothing is known."""
+        """Axes that number matrices; all axes of an unknown leaf, for which they may."""
         if not self.known:
             return tuple(range(len(self.shape)))
         return () if self.layout is None else self.layout.batch_axes
@@ -66,19 +64,19 @@ class LeafInfo(NamedTuple):
 
     @property
     def label(self) -> str:
-        """``"muon"`` or ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
+        """``"muon"``, ``"adam"``, or ``"?"`` for a leaf that no rule can read."""
         if not self.known:
             return UNKNOWN
         return ADAM if self.layout is None else MUON
 
 
 class ResolvedTree(NamedTuple):
-    """A tree, flattened once: its records, its leaves, and the way back from values to a tree."""
+    """A tree, flattened once: its records and leaves, and the way back to a tree."""
 
     leaves: list[LeafInfo]
     arrays: list[Any]
     unflatten: Callable[[Iterable[Any]], Any]
-    labels: Any  # a tree of "muon" and "adam", each in the place of a leaf or of its box
+    labels: Any  # a tree of "muon" and "adam", one for each leaf or box
 
     @property
     def matrices(self) -> list[LeafInfo]:
