@@ -48,6 +48,37 @@ def test_byte_limit_counts_the_bytes_of_text_and_splits_no_character(tmp_path):
     assert read(tmp_path / "b.txt", max_bytes=15, val_fraction=0.9) == ["é" * 7]
 
 
+def test_a_text_above_the_limit_is_said_to_be_cut(tmp_path):
+    said, (path, other) = [], (tmp_path / "a.txt", tmp_path / "b.txt")
+    path.write_text("word " * 100)
+    other.write_text("more " * 100)
+    for limit, expected in ((1000, []), (999, ["read 999 bytes of text, from files of 1,000 by"])):
+        corpus.read(DataConfig(paths=(str(path), str(other)), max_bytes=limit), said.append)
+        assert [line[: len(expected[0])] for line in said] == expected if expected else not said
+
+
+def test_rows_are_read_whatever_the_file_is_named(tmp_path):
+    texts = documents(40)
+    for name in ("c4-train.00000-of-00002.json", "a.jsonlines", "A.JSONL"):
+        path = write_rows(tmp_path / name, [{"text": t, "url": "u"} for t in texts])
+        assert sorted(read(path, val_fraction=0.9)) == sorted(texts)
+    (tmp_path / "array.json").write_text(json.dumps([{"text": t} for t in texts], indent=1))
+    with pytest.raises(UserError, match=r"line 1 is no JSON object .* write one object a line"):
+        read(tmp_path / "array.json")
+    for name in ("a.csv", "B.TSV", "c.parquet"):
+        (tmp_path / name).write_text("id,text\n1,a word\n")
+        with pytest.raises(UserError, match=r"is a table, not text: write its texts to a .jsonl"):
+            read(tmp_path / name)
+
+
+def test_the_mark_between_documents_is_not_text(tmp_path):
+    texts = documents(20)
+    (tmp_path / "stories.txt").write_text("<|endoftext|>\n".join(["", *texts, ""]))
+    write_rows(tmp_path / "a.jsonl", [{"text": "one<|endoftext|>two"}])
+    found = read(tmp_path, val_fraction=0.9)
+    assert sorted(x.strip() for x in found) == sorted(x.strip() for x in [*texts, "one", "two"])
+
+
 REFUSED = {
     b'{"text": "a"}\n{"text": ': r"a\.jsonl, line 2 is no JSON object",
     b'\n{"id": 1, "body": "b"}': r"line 2 is .* with a text in 'text' \(KeyError.*--data\.text-f",

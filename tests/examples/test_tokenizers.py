@@ -3,7 +3,15 @@
 import dataclasses
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.prepare import prepare
@@ -102,6 +110,16 @@ def test_bad_tokenizers(text, tmp_path, content, said):
         path.write_text(content)
     with pytest.raises(UserError, match=said):
         prepare(DataConfig(paths=(str(text),), tokenizer=str(path)), quiet)
+
+
+@pytest.mark.parametrize("given", [{"lstrip": True}, {"rstrip": True}])
+def test_added_tokens_that_swallow_spaces_are_refused(text, given):
+    made = of_letters()
+    made.add_tokens([AddedToken("<name>")])
+    assert list(tokenizer.encode(made, ["a  <name>  b"]))
+    made.add_tokens([AddedToken("<other>", **given)])
+    with pytest.raises(UserError, match="loses or changes some text"):
+        list(tokenizer.encode(made, ["a"]))
 
 
 def test_a_tokenizer_of_the_hub(monkeypatch):

@@ -1,8 +1,8 @@
 """The documents that a run reads, and those that are held out for validation.
 
-Plain text is one document, and .jsonl has one per row. Without files there is what every machine
-that runs this has: the source of Python's standard library, or the prose in it, of which a person
-can read a sample.
+Plain text is one document, and .jsonl has one per row; <|endoftext|> in a text stands between two.
+Without files there is what every machine that runs this has: the source of Python's standard
+library, or the prose in it, of which a person can read a sample.
 """
 
 import codecs
@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pydoc_data import topics
 
+from examples.trainer.data.tokenizer import END
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
-LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".ndjson", ".jsonlines")
 SUFFIXES = (".txt", ".md", ".py", *LINES)
+NAMED = (*LINES, ".json")  # in folders, .json is more often something else than rows
+TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".npy")
 SHORTEST_PIECE = 64  # characters; texts are not cut into shorter pieces
 # Tests are missing from slim installations; encodings and topics.py are tables rather than code.
 SKIPPED = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages", "topics.py"}
@@ -38,15 +41,22 @@ def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> 
         return sorted(paragraphs(standard_library()), key=digest)
     named = named_files(config.paths) if config.paths else standard_library()
     found, room, copies = set[str](), config.max_bytes, 0
-    for path in sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size))):
-        for text in texts(path, room, config.text_field) if room > 0 else ():
+    paths = sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size)))
+    for path in paths:
+        for text in documents(path, room + 1, config.text_field) if room >= 0 else ():
             content = text.encode()
-            kept = content[:room].decode(errors="ignore")
+            kept = content[: max(room, 0)].decode(errors="ignore")
             copies += len(kept.encode()) if kept in found else 0
-            found.add(kept)
+            found.update([kept] if kept else [])
             room -= len(content)
-            if room <= 0:
+            if room < 0:
                 break
+    if room < 0:
+        size = sum(path.stat().st_size for path in paths)
+        say(
+            f"read {config.max_bytes:,} bytes of text, from files of {size:,} bytes: "
+            "--data.max-bytes says how many."
+        )
     if copies > 0.01 * (config.max_bytes - max(room, 0)):
         say(f"{copies:,} bytes are copies of other documents, and are left out.")
     # Documents are cut to at most a quarter of the validation text, so that the split comes out
@@ -55,14 +65,25 @@ def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> 
     return sorted((piece for text in found for piece in cut(text, longest)), key=digest)
 
 
+def documents(path: Path, size: int, field: str) -> Iterator[str]:
+    """The documents of a file, whose texts may have END between several of them."""
+    for text in texts(path, size, field):
+        yield from (part for part in text.split(END) if part.strip() or END not in text)
+
+
 def texts(path: Path, size: int, field: str) -> Iterator[str]:
-    """The documents of a file; of plain text only the first `size` bytes.
+    """The texts of a file; of plain text only the first `size` bytes.
 
     `field` is the field of .jsonl rows that holds the text.
     """
     files.check_regular(path)
+    if path.suffix.lower() in TABLES:
+        raise UserError(
+            f"{path} is a table, not text: write its texts to a .jsonl file, a row a line, as "
+            '{"text": ...}.'
+        )
     with path.open("rb") as file:
-        if path.suffix.lower() in LINES:
+        if path.suffix.lower() in NAMED:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield text_of(line, field, f"{path}, line {number}")
@@ -84,7 +105,8 @@ def text_of(line: bytes, field: str, where: str) -> str:
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{where} is no JSON object with a text in {field!r} ({type(error).__name__}: {error}):"
-            " name the field that has it with --data.text-field, or omit the line."
+            " name the field that has it with --data.text-field, write one object a line, or omit"
+            " the line."
         ) from None
     return text
 

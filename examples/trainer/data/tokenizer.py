@@ -112,9 +112,12 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
 
     Raises `UserError` for a tokenizer that loses text, as bits per byte would be too low.
     """
-    words, ids = tokenizer.get_vocab().values(), ids_of(tokenizer, [PROBE])[0]
+    # Tokens that were added to a vocabulary may swallow the spaces around them.
+    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    probe = PROBE + "".join(f"x  {word}  x" for word in added)
+    words, ids = tokenizer.get_vocab().values(), ids_of(tokenizer, [probe])[0]
     again = tokenizer.decode(ids, skip_special_tokens=False)
-    if again not in (PROBE, f" {PROBE}") or max(words) >= len(words):
+    if again not in (probe, f" {probe}") or max(words) >= len(words):
         raise UserError(
             "the tokenizer loses or changes some text, or leaves out numbers in its vocabulary:"
             " give one that has tokens for all bytes, or omit it to train one."
