@@ -119,7 +119,7 @@ def run_trial(
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():
         shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed
-        run_folder.create(own_folder, setup.config, dataset)
+        run_folder.create(setup.config, "", dataset)
     started, diverged_at = time.monotonic(), None
     console.print(f"{trial.name} ...")
     try:

@@ -1,6 +1,7 @@
 """Checkpoints: what they hold, when they are complete, where they resume, and their damage."""
 
 import json
+import os
 import shutil
 import signal
 import unittest.mock
@@ -116,6 +117,27 @@ def test_every_file_of_a_state_is_verified(copy):
     assert set(json.loads((step / "about" / CHECKSUMS).read_text())) == {
         path.relative_to(step / "state").as_posix() for path in paths
     }
+
+
+@pytest.mark.parametrize("name", ["checksums.json", "metadata"])
+@pytest.mark.parametrize("content", [None, b"", b'{"state', b"[]", "pipe"])
+def test_damage_of_what_is_known_of_a_state_is_named(copy, name, content):
+    path = copy / "checkpoints" / LAST / "about" / name
+    metadata = json.loads(path.with_name("metadata").read_text())
+    path.unlink()
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{path.parents[1]} is damaged.*Remove that folder"):
+        checkpoint.check(path.parents[1], metadata)
+
+
+def test_an_older_checkpoint_under_the_newest_name_is_refused(copy, capsys):
+    shutil.rmtree(copy / "checkpoints" / LAST)
+    shutil.copytree(copy / "checkpoints" / "16", copy / "checkpoints" / LAST)
+    for command in (main, generate.main):
+        assert f"checkpoints/{LAST} is of step 16. Remove" in refusal(capsys, copy, command)
 
 
 def test_without_a_damaged_checkpoint_the_run_resumes_from_the_one_before(copy, capsys):

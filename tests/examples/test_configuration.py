@@ -81,11 +81,22 @@ def test_the_default_run_can_be_exported_and_reads_paths_where_they_are_given(te
     )
 
 
-def test_there_are_at_most_60_flags(capsys, monkeypatch):
+def test_each_setting_has_a_flag(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit):
         command_line.parse(["gpt-tiny", "--help"])
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     found = set(re.findall(r"(?<![\w`-])--[a-z][\w.-]*\w(?= +[A-Z{\[]|, --[a-z.]*no-)", shown))
-    assert {"--steps", "--model.scan", "--optimizer.name", "--data.paths"} <= found
-    assert len(found) <= 60
+    known = dataclasses.asdict(RunConfig())
+    parts = {f"{name}.{field}" for name, x in known.items() if isinstance(x, dict) for field in x}
+    names = parts | {name for name, x in known.items() if not isinstance(x, dict)}
+    assert {f"--{name.replace('_', '-')}" for name in names} <= found
+
+
+def test_an_underscore_in_the_name_of_a_recipe():
+    assert command_line.parse(["gpt_micro"])[1] == "gpt-micro"
+
+
+def test_a_run_that_is_resumed_keeps_its_settings():
+    with pytest.raises(UserError, match=r"--optimizer.learning-rate does not go with --resume"):
+        parse("--resume", "runs/x", "--optimizer.learning-rate", "0.1")

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import RULES, OptimizerConfig
-from examples.trainer.training import optimizers
+from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.step import make_init_params
 
 PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(4, 8) + 1}}
@@ -155,10 +156,18 @@ def test_settings_reach_the_rule():
         assert apart > 1e-3, change
 
 
+def test_the_table_knows_the_shardings_that_the_run_passes():
+    """Without them it would say that XLA gathers the matrices of each mesh."""
+    mesh = sharding.make_mesh("fsdp=8", jax.devices())
+    params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
+    table = optimizers.describe(OptimizerConfig(), params, mesh)
+    assert "up/kernel" in table and "sharding=" not in table
+
+
 def test_the_trainer_asks_nothing_of_its_own_models():
     """Neither about the fused projection, nor about stacked blocks."""
     for name in ("gpt-tiny", "llama-tiny", "gpt-small"):
         config = PRESETS[name][1]
         params = jax.eval_shape(make_init_params(config.model, 300), 0)
         table = optimizers.describe(config.optimizer, params)
-        assert "?" not in table and "attn/" in table
+        assert "?" not in table and "your rule" not in table and "attn/" in table

@@ -171,15 +171,18 @@ def test_a_run_that_stays_not_finite_stops_with_advice(tmp_path, text, capsys):
 
 
 def test_against_another_rule_draws_both_curves(tmp_path, text, capsys):
-    assert train(text, tmp_path, "--name", "x", "--against", "adamw", "--steps", "12") == 0
+    rate = ("--optimizer.learning-rate", "0.03")  # AdamW's would be another
+    flags = ("--name", "x", "--against", "adamw", "--steps", "12", *rate)
+    assert train(text, tmp_path, *flags) == 0
     folders = [tmp_path / name for name in ("x", "x-adamw")]
     ends = [losses(folder, "val_loss")[12] for folder in folders]
     shown = capsys.readouterr().out
-    assert f"Muon+ {ends[0]:.4f}, AdamW {ends[1]:.4f}: a difference of" in shown
+    assert f"Muon+ at 0.03 {ends[0]:.4f}, AdamW at 0.002 {ends[1]:.4f}: a difference of" in shown
     assert (folders[0] / "against.png").read_bytes().startswith(b"\x89PNG")
     config = [json.loads((x / "config.json").read_text())["config"] for x in folders]
     assert [x["optimizer"].pop("name") for x in config] == ["muonplus", "adamw"]
     assert [x.pop("name") for x in config] == ["x", "x-adamw"]
+    assert [x["optimizer"].pop("learning_rate") for x in config] == [0.03, None]
     assert config[0] == config[1]
     assert train(text, tmp_path, "--name", "y", "--against", "muonplus") == 2
     assert "the run itself has that rule" in capsys.readouterr().err

@@ -20,10 +20,14 @@ from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
+from examples.trainer.system.files import read_json
 from examples.trainer.training.step import TrainState
 
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 CHECKSUMS = "checksums.json"
+REMEDY = (
+    "Remove that folder: the run then resumes from the checkpoint before it, or from its start."
+)
 
 # Else Orbax logs every item that is not requested, and errors with a traceback before it raises.
 logging.set_verbosity(logging.FATAL)
@@ -49,7 +53,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState) -> None:
         """Begins to save the state after `step` steps; waits until an earlier save is complete."""
         items = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self.metadata)
+            state=ocp.args.StandardSave(state),
+            about=ocp.args.JsonSave({**self.metadata, "step": step}),
         )
         self.manager.save(step, args=items)
 
@@ -105,15 +110,19 @@ def check(path: Path, metadata: dict[str, Any]) -> None:
     if not is_first():
         return
     about = path / "about"
-    found, written = checksums(path / "state"), json.loads((about / CHECKSUMS).read_text())
-    for name in sorted({*found, *written}):
+    try:
+        written, saved = dict(read_json(about / CHECKSUMS)), read_json(about / "metadata")
+        found, step = checksums(path / "state"), int(saved["step"])
+    except (UserError, OSError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"the checkpoint {path} is damaged ({error}). {REMEDY}") from None
+    if step != int(path.name):
+        raise UserError(f"the checkpoint {path} is of step {step}. {REMEDY}")
+    for name in sorted(found.keys() | written.keys()):
         if found.get(name) != written.get(name):
             raise UserError(
-                f"the checkpoint {path} is damaged: state/{name} is not as it was written. "
-                "Remove that folder: the run then resumes from the checkpoint before it, or from "
-                "its start."
+                f"the checkpoint {path} is damaged: state/{name} is not as it was written. {REMEDY}"
             )
-    if changed := differences(json.loads((about / "metadata").read_text()), metadata):
+    if changed := differences(saved, metadata):
         raise UserError(
             f"the checkpoint {path} was saved with another {', '.join(changed)} than the run has: "
             "put back the config.json and tokenizer.json that the run began with."

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import shlex
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,33 @@ from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.files import write_atomically
+from examples.trainer.system.files import check_regular, read_json, write_atomically
 
 VERSION_0_2 = "6aced257"  # its last commit
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 
 
-def choose_folder(config: RunConfig, preset: str) -> Path:
-    """The folder of a new run: the given name, or the first unused default name."""
+def names(config: RunConfig, preset: str) -> Iterator[Path]:
+    """The folders that a new run may have: that of its name, or default names without end.
+
+    Raises `UserError` for a name that is taken, or that leaves the folder of runs.
+    """
     root, base = Path(config.runs_dir), f"{preset}-{config.optimizer.name}"
     if not config.name:
-        names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-        return next(root / name for name in names if not (root / name).exists())
+        others = (root / f"{base}-{number}" for number in itertools.count(2))
+        return itertools.chain([root / base], others)
+    if Path(config.name).is_absolute() or ".." in Path(config.name).parts:
+        raise UserError(
+            f"--name {config.name} is no place in {root}: --runs-dir names another one."
+        )
     folder = root / config.name
     if folder.exists():
         raise UserError(
             f"{folder} exists: choose another --name, or continue it with\n"
             f"  {resume_command(folder)}"
         )
-    return folder
+    return iter([folder])
 
 
 def resume_command(folder: Path, mesh: str = "") -> str:
@@ -46,13 +53,27 @@ def resume_command(folder: Path, mesh: str = "") -> str:
     return f"python -m examples.train --resume {shlex.quote(str(folder))}{on}"
 
 
-def create(folder: Path, config: RunConfig, dataset: Dataset) -> None:
-    """Makes the folder and writes its configuration and tokenizer; process 0 does so for all."""
-    if is_first():
-        folder.mkdir(parents=True)
+def create(config: RunConfig, preset: str, dataset: Dataset) -> Path:
+    """Makes the first folder that is not there yet, with its configuration and tokenizer.
+
+    Another run may begin at the same moment: the folder is that of the one that has made it.
+    """
+    for folder in names(config, preset):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if config.name or not folder.is_dir():
+                raise
+            continue
         write_atomically(folder / TOKENIZER, dataset.tokenizer.to_str().encode())
         write_config(folder, config, dataset.key)
-    elif not (folder / CONFIG).exists():
+        return folder
+    raise AssertionError("there are default names without end")
+
+
+def check_shared(folder: Path) -> None:
+    """Refuses a folder of process 0 that this process does not see."""
+    if not (folder / CONFIG).exists():
         raise UserError(
             f"{folder}, which process 0 has made, is not there: give a --runs-dir on a disk that "
             "all processes share."
@@ -85,8 +106,8 @@ def read_config(folder: Path) -> tuple[RunConfig, str]:
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"{folder} is no run folder: it has no {CONFIG}.")
+    written = read_json(path)
     try:
-        written = json.loads(path.read_text())
         return from_dict(RunConfig, written["config"]), str(written["data"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -101,6 +122,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def metadata_of(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What a checkpoint holds besides the arrays; the digest is of the tokenizer in the folder."""
+    check_regular(folder / TOKENIZER)
     digest = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
     return {"config": dataclasses.asdict(config), "tokenizer_sha256": digest}
 

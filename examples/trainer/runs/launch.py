@@ -27,12 +27,15 @@ from examples.trainer.training import optimizers, sharding
 from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
 from examples.trainer.training.step import TrainState
 
+CACHE_BYTES = 2**30  # of compiled programs; those that were not used for longest leave
+
 
 def keep_compiled_programs() -> None:
     """Stores compiled programs, so that later processes can load them."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
 
 
 def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
@@ -40,13 +43,13 @@ def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
     started = time.monotonic()
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
     keep_compiled_programs()
-    folder, setup = processes.first_then_others(lambda: setup_run(asked, preset, console))
-    folder = Path(processes.from_first(str(folder)))
+    setup = processes.first_then_others(lambda: setup_run(asked, preset, console))
     processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
-    if isinstance(asked, NewRun):
-        processes.first_then_others(
-            lambda: run_folder.create(folder, setup.config, setup.dataset),
-        )
+    folder = asked.resume if isinstance(asked, Resume) else Path()
+    if isinstance(asked, NewRun) and processes.is_first():
+        folder = run_folder.create(setup.config, preset, setup.dataset)
+    folder = Path(processes.from_first(str(folder)))
+    run_folder.check_shared(folder)
     resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
     try:
         with run_folder.only_writer(folder):
@@ -62,11 +65,12 @@ def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
     return 0, folder
 
 
-def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Path, TrainingSetup]:
-    """The folder and the setup of a run; makes no arrays, and does not create the folder."""
+def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> TrainingSetup:
+    """The setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
-        folder, config, data_key = run_folder.choose_folder(asked.config, preset), asked.config, ""
+        config, data_key = asked.config, ""
         check_settings(config)
+        run_folder.names(config, preset)  # a name that is taken is refused before a text is read
     else:
         folder = asked.resume
         config, data_key = run_folder.read_config(folder)
@@ -78,12 +82,12 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> tuple[Pa
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     setup = make_setup(config, prepare(config.data, console.print), mesh)
     end_of(setup.dataset.tokenizer)  # the sample begins with it: refused before the run, not after
-    if data_key not in ("", setup.dataset.key):
+    if isinstance(asked, Resume) and data_key != setup.dataset.key:
         raise UserError(
-            f"the text is not the one that {folder} was trained on, so that resuming would "
+            f"the text is not the one that {asked.resume} was trained on, so that resuming would "
             "give another run. Put the files back, or start a new run."
         )
-    return folder, setup
+    return setup
 
 
 def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
@@ -129,7 +133,7 @@ def describe_setup(
     epochs = config.steps * config.batch_size / setup.loader.n_windows
     size = sum(x.size for x in jax.tree.leaves(state.params))
     lines = [
-        optimizers.describe(config.optimizer, state.params),
+        optimizers.describe(config.optimizer, state.params, setup.mesh),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{attention.choose(config.model, Layout(setup.mesh), config.model.context)} attention",
         f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
@@ -137,6 +141,11 @@ def describe_setup(
     ]
     if setup.mesh.size > 1:
         lines.append(f"mesh   {sharding.describe(setup.mesh)}")
+    if config.model.n_head % setup.mesh.shape["tensor"]:
+        lines.append(
+            f"mesh   tensor={setup.mesh.shape['tensor']} does not divide --model.n-head "
+            f"{config.model.n_head}: each of its devices computes all heads"
+        )
     lines.append(
         f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
         f"tokens ({epochs:.2f} epochs), in {folder}"
@@ -150,15 +159,20 @@ def compare(asked: NewRun, preset: str) -> int:
     if against is None or against == rule.name:
         raise UserError(f"--against {against}: the run itself has that rule; give another one.")
     name = f"{asked.config.name}-{against}" if asked.config.name else ""
-    other = dataclasses.replace(
-        asked.config, name=name, optimizer=dataclasses.replace(rule, name=against)
-    )
+    rate = asked.against_rate
+    if rate is None and RULES[rule.name].large == RULES[against].large:
+        rate = rule.learning_rate
+    changed = dataclasses.replace(rule, name=against, learning_rate=rate)
+    configs = (asked.config, dataclasses.replace(asked.config, name=name, optimizer=changed))
     folders = []
-    for config in (asked.config, other):
+    for config in configs:
         status, folder = start(dataclasses.replace(asked, config=config), preset)
         if status:
             return status
         folders.append(folder)
     if processes.is_first():
-        print(report.compare(folders, (RULES[rule.name].title, RULES[against].title)))
+        one, other = (
+            f"{RULES[x.name].title} at {optimizers.rates(x).matrices:g}" for x in (rule, changed)
+        )
+        print(report.compare(folders, (one, other)))
     return 0

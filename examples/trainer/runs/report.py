@@ -18,12 +18,14 @@ from examples.trainer.models.language_model import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, VAL_LOSS, read_metrics
 from examples.trainer.settings.model import ModelConfig
+from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import short
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black
 SMOOTHED = 20  # steps averaged for a training loss, since single batches are noisy
+LINES = f"lines: training, mean of {SMOOTHED} steps; points: validation"
 AGAINST = "against.png"
 
 Curve = dict[int, float]
@@ -68,6 +70,11 @@ def plot_losses(records: Sequence[dict[str, Any]], title: str, file: IO[bytes]) 
 def write_results(folder: Path, sample: str) -> tuple[str, float]:
     """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
     records = read_metrics(folder / METRICS)
+    if not (curve(records, VAL_LOSS) and curve(records, "train_loss")):
+        raise UserError(
+            f"{folder / METRICS} lacks the figures of the run: put it back, or resume from an "
+            "earlier checkpoint by removing the newest."
+        )
     picture = io.BytesIO()
     plot_losses(records, folder.name, picture)
     write_atomically(folder / "losses.png", picture.getvalue())
@@ -119,7 +126,7 @@ def plot_both(
         steps = [step for step in one if step in other]
         below.plot(steps, [one[step] - other[step] for step in steps], style, color=BLUE)
     below.axhline(0, color=ORANGE, linewidth=1)
-    above.set(ylabel="loss (nats per token)", title="lines: training, points: validation")
+    above.set(ylabel="loss (nats per token)", title=LINES)
     below.set(xlabel="step", ylabel=f"{titles[0]} - {titles[1]}")
     above.legend(frameon=False)
     save_figure(figure, file, format="png")

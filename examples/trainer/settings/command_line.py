@@ -9,7 +9,8 @@ import tyro
 
 from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS, read_config_file
 from examples.trainer.settings.run import MachineConfig, Name, RunConfig, check_taken
-from examples.trainer.settings.validation import Count
+from examples.trainer.settings.validation import Count, FiniteOrZero
+from examples.trainer.system.errors import UserError
 
 PROGRAM = "python -m examples.train"
 DESCRIPTION = f"""Pretrains a language model.
@@ -41,6 +42,9 @@ class NewRun:
     against: Name | None = None
     """Do the same run with this update rule too, and draw the losses of both and their
     difference."""
+    against_rate: FiniteOrZero | None = None
+    """Its peak rate of the matrices; None: that of the run if updates of both rules have one size,
+    otherwise the rule's default."""
     file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Settings from a file of TOML, or from the config.json of a run; flags win over it."""
 
@@ -67,7 +71,13 @@ def parse(argv: Sequence[str]) -> tuple[NewRun | Resume, str]:
     """The run that the flags ask for, and the name of its preset if it is a new one."""
     if any(word.split("=")[0] == "--resume" for word in argv):
         words = ["--help"] if {"-h", "--help"}.intersection(argv) else argv
-        return tyro.cli(Resume, args=words, prog=PROGRAM), ""
+        asked, others = tyro.cli(Resume, args=words, prog=PROGRAM, return_unknown_args=True)
+        if others:
+            raise UserError(
+                f"{others[0]} does not go with --resume, as a run keeps its settings: leave it out,"
+                f" or start a new run with --config {asked.resume / 'config.json'}."
+            )
+        return asked, ""
     known = {name: (text, NewRun(config)) for name, (text, config) in PRESETS.items()}
     asked, name = choose_preset(known, argv, PROGRAM, DESCRIPTION)
     if asked.file:  # it changes the defaults of other flags, which are then read again
@@ -86,6 +96,7 @@ def choose_preset(
     words = list(argv)
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words.insert(0, DEFAULT_PRESET)
+    words[0] = words[0].replace("_", "-")  # as tyro reads it
     command = tyro.extras.overridable_config_cli(
         presets, args=words, prog=program, description=description
     )

@@ -4,7 +4,6 @@ import dataclasses
 from typing import Literal
 
 import pydantic
-import tyro
 
 from examples.trainer.settings.validation import STRICT, Count
 
@@ -25,18 +24,18 @@ class ModelConfig:
     """Attention heads; divides d_model."""
     d_model: Count = 128
     """Width of the residual stream."""
-    d_ff: tyro.conf.Suppress[Count | None] = None
+    d_ff: Count | None = None
     """Width inside an MLP; None: 4 d_model for gpt, and 8/3 d_model for llama, whose MLP has three
     matrices (as many parameters)."""
     context: Count = 128
     """Tokens per row: the longest text that the model can look back on."""
-    tied: tyro.conf.Suppress[bool] = True
+    tied: bool = True
     """Use the token embedding as output head, as the paper's GPT does."""
     final_norm: Literal["rms", "layer"] = "rms"
     """The norm before the head: RMSNorm as published, or LayerNorm, which llama has nowhere."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the activations. bfloat16 is slower on most CPUs."""
-    param_dtype: tyro.conf.Suppress[Literal["float32", "bfloat16"]] = "float32"
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of parameters and optimizer state. float32 with activations in bfloat16 is mixed
     precision; bfloat16 halves the memory, as the paper's GPT-Huge and LLaMA-7B have it."""
     attention: Literal["auto", "plain", "cudnn", "splash"] = "auto"

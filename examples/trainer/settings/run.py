@@ -1,14 +1,12 @@
 """The settings of a run and of its machine. Each default is written here and nowhere else.
 
-The docstring below a field is what `--help` shows for it. A field that is suppressed there is set
-in a file for --config.
+The docstring below a field is what `--help` shows for it.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-import tyro
 from pydantic import Field
 
 from examples.trainer.settings.data import DataConfig
@@ -78,7 +76,7 @@ class OptimizerConfig:
     norm: Norm = "row_col"
     """Which norms muonplus sets to one after the polar step, in this order. long: those of the
     longer side, and for squares of none."""
-    norm_eps: tyro.conf.Suppress[FiniteOrZero] = 1e-8
+    norm_eps: FiniteOrZero = 1e-8
     """Added to a squared norm of muonplus, as in the paper; its code has 1e-7."""
     match_frobenius: bool = True
     """Give the normalized update of muonplus the Frobenius norm that it had before."""
@@ -95,34 +93,34 @@ class OptimizerConfig:
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
     TPUs, as in the paper's code, and float32 on CPUs. float16 is as fast on GPUs and nearer to the
     exact step; TPUs have no units for it."""
-    beta: tyro.conf.Suppress[Decay] = 0.95
+    beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
-    nesterov: tyro.conf.Suppress[bool] = True
+    nesterov: bool = True
     """Look one step ahead with the momentum, as the official code does; not under mano."""
     weight_decay: FiniteOrZero = 0.0
     """Decoupled decay of the matrices, times their learning rate."""
     adam_weight_decay: FiniteOrZero = 0.0
     """The same for the other parameters; the paper's code uses the decay of the matrices."""
-    adam_b1: tyro.conf.Suppress[Decay] = 0.9
+    adam_b1: Decay = 0.9
     """AdamW's decay of the gradient mean."""
     adam_b2: Decay = 0.999
     """AdamW's decay of the squared gradient."""
     adam_nesterov: bool = True
     """Let AdamW look one step ahead too (NAdamW), as Optax's Muon does, and the paper does not."""
-    adam_eps_before_correction: tyro.conf.Suppress[bool] = False
+    adam_eps_before_correction: bool = False
     """Add AdamW's epsilon before the bias correction, as the paper's code, not after it."""
     clip_norm: Positive | None = 1.0
     """Largest global gradient norm, as in the official code; None for no clipping."""
     schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """Paper's GPT: 40% constant, then linear to zero; LLaMA: 10% warmup, then cosine to zero."""
-    schedule_floor: tyro.conf.Suppress[Share] = 0.0
+    schedule_floor: Share = 0.0
     """Share of the peak rates at which their fall ends: a linear fall to zero stops there, as in
     the paper's code, which has 0.1 for GPT; a cosine is scaled to end there, as Optax's."""
     hold_share: Share = 0.4
     """Share of the steps at the peak under constant_linear."""
-    warmup_share: tyro.conf.Suppress[Share] = 0.1
+    warmup_share: Share = 0.1
     """Share of the steps until the peak under warmup_cosine."""
-    warmup_start: tyro.conf.Suppress[Share | None] = None
+    warmup_start: Share | None = None
     """Share of the peak rates in the first step of a warmup, 0 in the paper's code, which loses
     that step; None: 1 by the steps of the warmup."""
 

@@ -1,6 +1,7 @@
 """Errors whose message is written for the person at the terminal, and how commands end."""
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -52,7 +53,25 @@ def run_command(work: Callable[[], int | None]) -> int:
         return work() or 0
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        if not (sentence := of_the_machine(error)):
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def of_the_machine(error: Exception) -> str:
+    """A sentence for an error of memory or disk, which XLA and Orbax raise as their own kinds."""
+    words = str(error) or type(error).__name__
+    line = words.strip().splitlines()[0][:200]
+    if os.strerror(errno.ENOSPC) in words or os.strerror(errno.EDQUOT) in words:
+        return f"the disk is full ({line}): make room, and resume from the last checkpoint."
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in words:
+        return (
+            f"there is too little memory ({line}): give a smaller --batch-size or --model.context, "
+            "a larger --accumulate, or --model.remat full with --model.scan."
+        )
+    return ""
 
 
 def command(work: Callable[..., object], name: str) -> Callable[[Sequence[str]], int]:

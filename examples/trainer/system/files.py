@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from examples.trainer.system.errors import UserError
+from examples.trainer.system.errors import DamagedFileError, UserError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -36,8 +36,29 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
+    check_regular(path)
     *lines, _ = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines if line.strip()]
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            found.append(parsed(line, f"{path}, line {number}"))
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The content of a file of JSON."""
+    check_regular(path)
+    return parsed(path.read_bytes(), str(path))
+
+
+def parsed(content: bytes, place: str) -> Any:
+    """What JSON stands for; `place` names it in an error."""
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise DamagedFileError(
+            f"{place} is cut or damaged ({error}): put back what was written there."
+        ) from None
 
 
 def shown(value: object) -> str:

@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
@@ -50,14 +52,14 @@ def schedules(
     return lambda update: (matrices(update), rest(update))
 
 
-# Kernels are (in, out), and (layer, in, out) under --model.scan. The fused projection to queries,
-# keys and values is one matrix, as in the paper's code. The pattern does not fit `lm_head/kernel`.
-KERNELS = [(r"\b[a-z]+/kernel$", omp.MuonDimensionNumbers(-2, -1))]
+def layer_axes(params: Any) -> dict[str, int] | None:
+    """The axis of layers in stacked blocks (--model.scan), which default rules cannot know."""
+    return {"^blocks/": 0} if "attn" in params.get("blocks", ()) else None
 
 
 def matrices(params: optax.Params) -> Any:
     """The axes that make each parameter a matrix; None for parameters that get AdamW."""
-    return omp.muon_dimension_numbers(params, rules=KERNELS)
+    return omp.muon_dimension_numbers(params, layer_axes=layer_axes(params))
 
 
 def check(config: OptimizerConfig) -> None:
@@ -144,12 +146,15 @@ def contributed(name: str, given: dict[str, Any]) -> Any:
     return kind(momentum=momentum, polar_factor=Orthogonalize(**given))
 
 
-def describe(config: OptimizerConfig, params: optax.Params) -> str:
-    """A table of how each parameter is updated."""
+def describe(config: OptimizerConfig, params: optax.Params, mesh: Mesh | None = None) -> str:
+    """A table of how each parameter is updated; on a mesh, by the shardings that it has there."""
     if config.name == "adamw":
         return "all parameters: adamw"
+    given: dict[str, Any] = {"layer_axes": layer_axes(params)}
+    if mesh is not None and mesh.size > 1:
+        given["sharding"] = jax.tree.map(lambda x: x.sharding, params)
     size = dict(RULES[config.name].size)
     for name in ("shape_scale", "norm", "match_frobenius"):
         if name in RULES[config.name].takes:
             size[name] = getattr(config, name)
-    return omp.describe(params, rules=KERNELS, **size)
+    return omp.describe(params, **given, **size)
