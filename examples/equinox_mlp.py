@@ -29,7 +29,7 @@ rules = [("layers/2/", None)]
 print("\nWith a rule that sends the last layer to AdamW:")
 print(omp.describe(params, rules=rules))
 
-tx = omp.muonplus(0.02, adam_learning_rate=1e-2, rules=rules)
+tx = omp.muonplus(0.02, rules=rules)
 opt_state = tx.init(params)
 
 

@@ -51,7 +51,7 @@ tokens = rng.integers(VOCABULARY, size=(64, LENGTH))
 params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
 print(omp.describe(params))
 
-tx = omp.muonplus(0.02, adam_learning_rate=1e-2)
+tx = omp.muonplus(0.02)
 state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
 for i in range(61):
     tokens = rng.integers(VOCABULARY, size=(64, LENGTH))

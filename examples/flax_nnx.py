@@ -49,7 +49,7 @@ def train_step(model, optimizer, tokens, targets):
 model = Model(nnx.Rngs(0))
 print(omp.describe(nnx.to_pure_dict(nnx.state(model, nnx.Param))))
 
-tx = omp.muonplus(0.02, adam_learning_rate=1e-2)
+tx = omp.muonplus(0.02)
 optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
 # Each token has one successor: its image under a random permutation.

@@ -51,10 +51,9 @@ class Config:
     context: int = 128
     steps: int = 800
     batch: int = 8
-    learning_rate: float = 0.02  # peak, of the matrices: Muon+
-    adam_learning_rate: float = 3e-3  # peak, of everything else: AdamW
+    learning_rate: float = 0.02  # peak, of the matrices under Muon+ and of all else under NAdamW
     weight_decay: float = 0.1  # matrices only
-    warmup: float = 0.1  # share of the steps
+    hold: float = 0.4  # share of the steps at the peak; then the rate falls to zero
     clip: float = 1.0
     log_every: int = 50
     eval_batches: int = 32
@@ -150,18 +149,14 @@ def make_params(config: Config, mesh: Mesh):
 
 
 def make_optimizer(config: Config, shardings) -> optax.GradientTransformation:
-    """Clips, then gives Muon+ to the matrices and AdamW to embeddings, head and norms."""
-
-    def schedule(peak: float) -> optax.Schedule:
-        warmup = int(config.warmup * config.steps)
-        return optax.warmup_cosine_decay_schedule(0.0, peak, warmup, config.steps)
-
+    """Clips, then gives Muon+ to the matrices and NAdamW to embeddings, head and norms."""
+    begin = int(config.hold * config.steps)
+    rate = optax.linear_schedule(config.learning_rate, 0.0, config.steps - begin, begin)
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         omp.muonplus(
-            schedule(config.learning_rate),
+            rate,
             weight_decay=config.weight_decay,
-            adam_learning_rate=schedule(config.adam_learning_rate),
             sharding=shardings,  # each matrix moves once to the device that works on it
         ),
     )

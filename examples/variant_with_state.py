@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import optax_muonplus as omp
 from optax_muonplus import transforms
@@ -71,5 +70,5 @@ row_muon = omp.matrix_chain(
 
 if __name__ == "__main__":
     weights = {"dense": {"kernel": jnp.ones((16, 64)), "bias": jnp.zeros(64)}}  # 64 outputs of 16
-    tx = omp.optimizer(row_muon, 0.02, others=optax.adamw(3e-3))
+    tx = omp.optimizer(row_muon, 0.02)
     print(jax.jit(tx.update)(weights, tx.init(weights), weights)[0])

@@ -60,9 +60,7 @@ def train(optimizer, epochs=3):
 
 def muonplus(rate=0.02):
     """What a user adds."""
-    return OptaxOptimizer(
-        lambda rate: omp.muonplus(rate, adam_learning_rate=0.25 * rate), learning_rate=rate
-    )
+    return OptaxOptimizer(omp.muonplus, learning_rate=rate)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class OptaxOptimizer(keras.optimizers.Optimizer):
 
     Args:
       transformation: a function of the learning rate, such as ``omp.muonplus`` or
-        ``lambda rate: omp.muonplus(rate, rules=[...], adam_learning_rate=0.1 * rate)``.
+        ``lambda rate: omp.muonplus(rate, rules=[...])``.
       learning_rate: a float, or a schedule of ``keras.optimizers.schedules``.
       **options: arguments of ``keras.optimizers.Optimizer``: ``global_clipnorm``, ``use_ema``,
         ``gradient_accumulation_steps``, ``loss_scale_factor``, ``weight_decay``, ``name``. A decay

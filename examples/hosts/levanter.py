@@ -41,7 +41,7 @@ VOCABULARY, LENGTH, ROWS = 64, 32, 32
 CONFIG = """
 model: {type: llama, max_seq_len: 32, hidden_dim: 32, intermediate_dim: 96,
         num_layers: 2, num_heads: 4, num_kv_heads: 2}
-optimizer: {type: muonplus, learning_rate: 0.02, adam_lr: 5.0e-3, warmup: 2}
+optimizer: {type: muonplus, learning_rate: 0.02, warmup: 2}
 trainer:
   tracker: {type: noop}
   train_batch_size: 32
@@ -112,7 +112,7 @@ if __name__ == "__main__":
     for name, optimizer in [
         ("Muon+", yaml.safe_load(CONFIG)["optimizer"]),
         ("AdamW", {"type": "adam", "learning_rate": 5e-3, "warmup": 2}),
-        ("Muon", {"type": "muon", "learning_rate": 0.02, "adam_lr": 5e-3, "warmup": 2}),
+        ("Muon", {"type": "muon", "learning_rate": 0.02, "adam_lr": 0.02, "warmup": 2}),
     ]:
         with tempfile.TemporaryDirectory() as folder:
             losses = train(read(CONFIG, optimizer=optimizer), folder)[1]

@@ -32,7 +32,7 @@ class MuonPlusConfig(OptimizerConfig):
 
     Attributes:
       learning_rate: peak rate of the matrices, of the order of 0.01.
-      adam_lr: peak rate of everything else.
+      adam_lr: peak rate of everything else; None means ``learning_rate``.
       weight_decay: decoupled, of the matrices, multiplied by their rate.
       adam_weight_decay: of everything else, multiplied by its rate; None means ``weight_decay``.
       momentum: decay of the momentum.
@@ -49,7 +49,7 @@ class MuonPlusConfig(OptimizerConfig):
     """
 
     learning_rate: float = 0.02
-    adam_lr: float = 6e-4
+    adam_lr: float | None = None
     weight_decay: float = 0.0
     adam_weight_decay: float | None = None
     momentum: float = 0.95
@@ -69,9 +69,10 @@ class MuonPlusConfig(OptimizerConfig):
 
     def build(self, num_train_steps: int) -> optax.GradientTransformation:
         """Makes the transformation, with its rates in ``state.hyperparams``, which are logged."""
+        rest = self.learning_rate if self.adam_lr is None else self.adam_lr
         return optax.inject_hyperparams(self._chain)(
             learning_rate=self.lr_scheduler(num_train_steps),
-            adam_lr=self.lr_scheduler(num_train_steps, override_lr=self.adam_lr),
+            adam_lr=self.lr_scheduler(num_train_steps, override_lr=rest),
         )
 
     def _chain(self, learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:

@@ -71,9 +71,9 @@ def by_name(name, **settings):
 if __name__ == "__main__":
     print(omp.describe(nnx.state(qwen3(), nnx.Param)))
     for name, tx in [
-        ("Muon+", by_name("muonplus", learning_rate=0.02, adam_learning_rate=5e-3)),
+        ("Muon+", by_name("muonplus", learning_rate=0.02)),
         ("AdamW", by_name("adamw", learning_rate=5e-3)),
-        ("Muon", optax.contrib.muon(0.02, adam_learning_rate=5e-3)),
+        ("Muon", optax.contrib.muon(0.02)),
     ]:
         losses = train(tx, qwen3())[1]
         print(name, *(f"{loss:.3f}" for loss in [*losses[::8], losses[-1]]))

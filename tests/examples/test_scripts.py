@@ -90,6 +90,22 @@ def test_script_trains_and_shows_its_groups(name, capsys):
         assert table["muon"] == last["muon"] | {"layers/2/weight"}
 
 
+# What `docs/howto/rates.md` says of the second rate: leave it out first.
+COPIED = [
+    *(path for path in EXAMPLES.glob("*.py") if path.stem != "parity"),  # of the paper's code
+    *EXAMPLES.glob("hosts/*.py"),
+    *(ROOT / "docs" / "howto" / f"{name}.md" for name in ("hosts", "frameworks", "schedules")),
+    *(ROOT / "docs" / "start").glob("*.md"),
+    ROOT / "README.md",
+]
+
+
+@pytest.mark.parametrize("path", COPIED, ids=lambda path: path.stem)
+def test_what_people_copy_leaves_the_second_rate_out(path):
+    text = path.read_text()
+    assert not re.findall(r"\badam_(?:learning_rate|lr)(?: *=|:) *[^=\s].*\d.*", text)
+
+
 # The training in one file
 
 FILE = ROOT / "examples" / "train_minimal.py"
