@@ -17,8 +17,8 @@ import tyro
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import begin_with, end_of
-from examples.trainer.models.attention import ROPE_BASE
-from examples.trainer.models.layers import NORM_EPSILON
+from examples.trainer.models.blocks import NORM_EPSILON
+from examples.trainer.models.llama import ROPE_BASE
 from examples.trainer.models.state_dict import to_state_dict
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef

@@ -13,24 +13,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import tyro
-from lm_eval import simple_evaluate
-from lm_eval.api.model import TemplateLM
-from lm_eval.tasks import TaskManager
-from lm_eval.utils import make_table
 from tqdm import tqdm
 
 from examples.trainer.data.loader import place_rows
 from examples.trainer.data.tokenizer import end_id, ids_of
+from examples.trainer.models import sharding
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef, TrainedModel
 from examples.trainer.system.errors import UserError, command
 from examples.trainer.system.files import write_atomically
-from examples.trainer.training import sharding
-from examples.trainer.training.loss import token_scores
-from examples.trainer.training.step import on_targets
+
+try:
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
+    from lm_eval.utils import make_table
+except ImportError as error:
+    sys.exit(f"error: {error}: pip install -r requirements/eval.txt")
 
 PAPER = ("openbookqa", "hellaswag", "arc_easy", "wsc", "winogrande", "boolq", "piqa")
 LONGEST_ANSWER = 256  # tokens, for generation tasks that set no limit
@@ -87,16 +91,22 @@ class JaxLM(TemplateLM):
         shards = sharding.shard_count(model.mesh, sharding.RULES["batch"])
         self.batch_size = -(-batch_size // shards) * shards
         self.context = model.config.model.context
-        words = model.tokenizer.get_vocab_size()
-        self.token_scores = jax.jit(
-            on_targets(token_scores, model.config.model, words, model.mesh),
-            out_shardings=sharding.replicated(model.mesh),
-        )
+        everywhere = sharding.replicated(model.mesh)
+        self.token_scores = jax.jit(self.scores_of_tokens, out_shardings=everywhere)
 
     @property
     def eot_token_id(self) -> int:
         """The token that starts a document."""
         return end_id(self.model.tokenizer)
+
+    def scores_of_tokens(
+        self, params: optax.Params, inputs: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Nats of targets (B, T), and whether no other token was likelier."""
+        logits = self.model.forward(params, inputs)
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        wanted = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return nats, wanted >= logits.max(axis=-1)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any

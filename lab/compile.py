@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from examples.trainer.runs.launch import check_settings
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import NewRun
 from examples.trainer.system.errors import UserError, run_command
-from examples.trainer.training.program import check_settings
 from lab.compiled_programs import targets
 from lab.compiled_programs.targets import Target
 

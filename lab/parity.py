@@ -25,15 +25,16 @@ import numpy as np
 import tyro
 from pydantic import Field
 
+from examples.trainer.models import sharding
 from examples.trainer.models.state_dict import from_state_dict, sizes_of
 from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.settings import validation
 from examples.trainer.settings.model import Family, ModelConfig, hidden_width
-from examples.trainer.settings.run import Norm, OptimizerConfig
+from examples.trainer.settings.run import Norm, OptimizerConfig, RunConfig
 from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.system.errors import UserError, run_command
-from examples.trainer.training import optimizers, program, sharding
-from examples.trainer.training.step import make_forward, shardings_of
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import make_forward, make_functions, shardings_of
 
 FORM = "give an .npz file of the form that `python -m pydoc lab.parity` describes"
 
@@ -192,13 +193,14 @@ def repeated(arrays: dict[str, np.ndarray], model: Model, optimizer: OptimizerCo
     """The loss of each step of a training; NaN for a step that was skipped."""
     steps, pieces, _, length = arrays["inputs"].shape
     rule = dataclasses.replace(optimizer, learning_rate=0.0, adam_learning_rate=0.0)
-    training = program.make_program(model.config, rule, steps, pieces, model.words, one_device())
+    config = RunConfig(model=model.config, optimizer=rule, steps=steps, accumulate=pieces)
+    functions = make_functions(config, model.words, one_device())
     params = jax.tree.map(jnp.array, model.params)  # a copy, since a step reuses its memory
-    state = training.init_from(jax.device_put(params, shardings_of(training.abstract.params)), 0)
+    state = functions.init_from(jax.device_put(params, shardings_of(functions.abstract.params)), 0)
     found = []
     for batch in zip(arrays["inputs"], arrays["targets"], strict=True):
         rows = (x.reshape(-1, length).astype(np.int32) for x in batch)
-        state, measured = training.train_step(state, optimizers.rates(optimizer), *rows)
+        state, measured = functions.train_step(state, optimizers.rates(optimizer), *rows)
         found.append(measured.loss)
     return np.array(jax.device_get(found))
 

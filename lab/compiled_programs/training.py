@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from examples.trainer.data import tokenizer
-from examples.trainer.models import attention
-from examples.trainer.models.layers import Layout
+from examples.trainer.models import blocks, sharding
+from examples.trainer.runs.loop import check_rows
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError, run_command
-from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import check_rows, program_of
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import make_functions
 from lab.compiled_programs import hlo, products, targets, walk
 from lab.compiled_programs.targets import Target
 
@@ -31,7 +31,8 @@ def report(machine: str, *words: str) -> int:
         targets.assume_cudnn()
     mesh = sharding.make_mesh(asked.machine.mesh, list(targets.devices(target)))
     check_rows(config, mesh)
-    program: Any = program_of(config, vocabulary(config), mesh)  # compiled, which types do not say
+    # Compiled, which types do not say.
+    program: Any = make_functions(config, vocabulary(config), mesh)
     rows, fewer = (rows_of(config, parts, mesh) for parts in (1, config.accumulate))
     rates = optimizers.Rates(0.0, 0.0)
     traced = {
@@ -40,7 +41,7 @@ def report(machine: str, *words: str) -> int:
         "initial state": program.init.trace(0),
     }
     print(f"{machine}, {sharding.describe(mesh)}")
-    print(f"{attention.choose(config.model, Layout(mesh), config.model.context)} attention")
+    print(f"{blocks.choose(config.model, mesh.devices.flat[0].platform)} attention")
     usable = target.memory * (USABLE_OF_GPU if target.is_gpu else 1)
     programs = {name: compiled(one, target) for name, one in traced.items()}
     for name, program in programs.items():

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from examples.trainer.settings.run import RULES, Name, Norm, RunConfig
+from examples.trainer.settings.run import TITLES as TITLES_OF_RULES
+from examples.trainer.settings.run import Name as Rule
+from examples.trainer.settings.run import Norm, RunConfig
 from examples.trainer.settings.validation import STRICT, Count, FinitePositive
 
 # A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.
@@ -28,14 +30,14 @@ class Grid:
 
     __pydantic_config__ = STRICT
 
-    optimizers: tuple[Name, ...] = ("adamw", "muon", "muonplus")
+    optimizers: tuple[Rule, ...] = ("adamw", "muon", "muonplus")
     """Update rules of the matrices."""
     norms: tuple[Norm, ...] = ("row_col",)
     """Normalizations of muonplus."""
     rates: tuple[FinitePositive, ...] = (0.01, 0.014, 0.02, 0.028, 0.04)
     """Peak learning rates of the matrices under all but the optimizers of adam_rates."""
     adam_rates: tuple[FinitePositive, ...] = (0.0005, 0.001, 0.002, 0.004, 0.008)
-    """The same under adamw, adamuon and mano: their updates are larger."""
+    """The same under adamw, whose updates are larger."""
     orthos: tuple[str, ...] = ("jordan",)
     """Polar steps: jordan, you, polar_express or cubic, with --optimizer.ns-steps polynomials or
     with three in jordan-3; or svd for the exact one."""
@@ -71,7 +73,12 @@ VARIED = {
 }
 """Fields of OptimizerConfig that a grid sets, and the fields of Grid that list their values."""
 
-TITLES = {name: rule.title for name, rule in RULES.items()} | {
+TITLES = {
+    **TITLES_OF_RULES,
+    "normuon": "NorMuon",
+    "adamuon": "AdaMuon",
+    "turbo_muon": "Turbo-Muon",
+    "mano": "Mano",
     "optax_muon": "Optax Muon",
     "aurora": "Aurora",
     "hyperball": "MuonH",
@@ -87,7 +94,7 @@ TITLES = {name: rule.title for name, rule in RULES.items()} | {
 class Method:
     """An update rule without its rate: a row of the tables."""
 
-    optimizer: Name
+    optimizer: str
     norm: str = ""
     ortho: str = ""
     frobenius: str = ""
@@ -126,7 +133,7 @@ def methods(grid: Grid) -> Iterator[Method]:
 
 
 def rates(grid: Grid, method: Method) -> tuple[float, ...]:
-    return grid.adam_rates if RULES[method.optimizer].large else grid.rates
+    return grid.adam_rates if method.optimizer == "adamw" else grid.rates
 
 
 def all_seeds(grid: Grid) -> range:

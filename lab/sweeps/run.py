@@ -6,6 +6,8 @@ compiled program.
 """
 
 import contextlib
+import dataclasses
+import functools
 import math
 import shutil
 import time
@@ -14,19 +16,21 @@ from pathlib import Path
 
 import jax
 from filelock import FileLock, Timeout
+from jax.sharding import Mesh
 from rich.console import Console
 
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.token_files import Dataset
+from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
-from examples.trainer.runs.launch import keep_compiled_programs
-from examples.trainer.runs.loop import execute
+from examples.trainer.runs.launch import check_settings, keep_compiled_programs
+from examples.trainer.runs.loop import execute, make_run
 from examples.trainer.runs.progress import Display
 from examples.trainer.settings import validation
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import Diverged
-from examples.trainer.training import sharding
-from examples.trainer.training.program import check_settings, make_setup
+from examples.trainer.training.step import Functions, make_functions
 from lab.sweeps import command_line, grid, results
 from lab.sweeps.command_line import NewSweep
 from lab.sweeps.grid import Trial
@@ -110,22 +114,36 @@ def claim(
         time.sleep(PAUSE)
 
 
+def shared_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
+    """The functions of a run, which are those of all runs with other rates, seeds and names."""
+    rule = dataclasses.replace(config.optimizer, learning_rate=0.0, adam_learning_rate=0.0)
+    kept = RunConfig(
+        model=config.model, optimizer=rule, steps=config.steps, accumulate=config.accumulate
+    )
+    return last_functions(kept, vocab_size, mesh)
+
+
+last_functions = functools.lru_cache(maxsize=1)(make_functions)
+"""A sweep does all runs of one program before those of the next."""
+
+
 def run_trial(
     trial: Trial, asked: NewSweep, dataset: Dataset, folder: Path, ledger: Ledger, console: Console
 ) -> int:
     """Does a run or the rest of it and records its result; returns the signal that stopped it."""
     config = grid.configure(asked.config, trial, str(folder / "runs"))
-    setup = make_setup(config, dataset, sharding.make_mesh(asked.mesh, jax.devices()))
+    mesh = sharding.make_mesh(asked.mesh, jax.devices())
+    run = make_run(config, dataset, mesh, shared_functions)
     own_folder = Path(config.runs_dir) / trial.name
     if not (own_folder / "config.json").exists():
         shutil.rmtree(own_folder, ignore_errors=True)  # left by a process that was killed
-        run_folder.create(setup.config, "", dataset)
+        run_folder.create(config, "", dataset)
     started, diverged_at = time.monotonic(), None
     console.print(f"{trial.name} ...")
     try:
         with only_writer(own_folder):
             display = Display(console, config.steps, evaluations=False)  # the result is one line
-            outcome = execute(setup, own_folder, [display], lambda state, step: None)
+            outcome = execute(run, own_folder, [display], lambda state, step: None)
         if outcome.stopped_by:
             return outcome.stopped_by
     except Diverged as error:

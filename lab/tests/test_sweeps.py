@@ -15,7 +15,7 @@ from examples.trainer.settings import run as settings
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, program
+from examples.trainer.training import optimizers
 from lab import sweep
 from lab.sweeps import command_line as sweep_command_line
 from lab.sweeps import grid, machine, results
@@ -140,11 +140,7 @@ def done(one_device, tmp_path_factory, text):
     """A sweep that was never stopped: 2 methods x (2 rates + 1 seed)."""
     root = tmp_path_factory.mktemp("sweeps")
     build = optimizers.build
-    program.make_program.cache_clear()  # the trainer's own, which is not that of other tests
-    with (
-        unittest.mock.patch.object(program, "make_program", program.make_program),
-        unittest.mock.patch.object(optimizers, "build", side_effect=build) as built,
-    ):
+    with unittest.mock.patch.object(optimizers, "build", side_effect=build) as built:
         assert run(text, root) == 0
     # For the first state and for the step of each method: rates and seeds share what is compiled.
     assert built.call_count == 2 * 2

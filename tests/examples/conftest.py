@@ -10,19 +10,18 @@ import jax
 import pytest
 
 from examples.trainer.models import sampling
-from examples.trainer.runs import report, trained
+from examples.trainer.runs import launch, report, trained
 from examples.trainer.runs.trained import CheckpointRef
-from examples.trainer.training import program
-from tests.support.trainer import on_devices, train
+from tests.support.trainer import on_devices, shared_functions, train
 
 
 @pytest.fixture(scope="session", autouse=True)
 def programs():
-    """Tests share programs. The trainer keeps only the last one, since a run needs no other."""
-    keep = functools.lru_cache(maxsize=32)
-    make, draw = (keep(x.__wrapped__) for x in (program.make_program, sampling.make_draw))
+    """Tests share programs, which a run makes anew."""
+    draw = functools.lru_cache(maxsize=32)(sampling.make_draw.__wrapped__)
     with contextlib.ExitStack() as patches:
-        patches.enter_context(unittest.mock.patch.object(program, "make_program", make))
+        patch = unittest.mock.patch.object(launch, "make_functions", shared_functions)
+        patches.enter_context(patch)
         patches.enter_context(unittest.mock.patch.object(sampling, "make_draw", draw))
         yield
 

@@ -7,10 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from examples.trainer.models.attention import choose, plain, splash
-from examples.trainer.models.layers import Layout
+from examples.trainer.models import sharding
+from examples.trainer.models.blocks import choose, plain, splash
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.training import sharding
 
 
 def random(shape, dtype="float32", n=4):
@@ -61,40 +60,31 @@ def test_kernels_are_exact(kernel, dtype, atol):
 
 
 def test_heads_that_do_not_divide_are_computed_by_each_device():
-    layout = Layout(sharding.make_mesh("data=2,tensor=4", jax.devices()))
-    arrays = random((2, 12, 2, 8))
+    mesh = sharding.make_mesh("data=2,tensor=4", jax.devices())
+    arrays = jax.device_put(random((2, 12, 2, 8)), sharding.replicated(mesh))
 
     def divided(q, k, v):
-        return layout.divide(plain, ("batch", None, "heads", None), q, k, v)
+        with sharding.on(mesh):
+            return sharding.on_shards(plain, ("batch", None, "heads", None), q, k, v)
 
     for one, expected in zip(result_and_gradients(divided, *arrays), exact(*arrays), strict=True):
         np.testing.assert_allclose(one, expected, atol=2e-6)
 
 
-class GPU(Layout):
-    """Devices that are not here."""
-
-    platform = "gpu"
-
-
-class TPU(Layout):
-    platform = "tpu"
-
-
 @pytest.mark.parametrize(
-    ("layout", "change", "kernel"),
+    ("platform", "change", "kernel"),
     [
-        (Layout(), {}, "plain"),
-        (Layout(), {"attention": "cudnn"}, "cudnn"),  # JAX says why it cannot run
-        (GPU(), {}, "cudnn"),
-        (GPU(), {"compute_dtype": "float32"}, "plain"),
-        (GPU(), {"context": 200}, "plain"),
-        (TPU(), {}, "splash"),
-        (TPU(), {"context": 200}, "plain"),
-        (TPU(), {"n_head": 4}, "plain"),
+        ("cpu", {}, "plain"),
+        ("cpu", {"attention": "cudnn"}, "cudnn"),  # JAX says why it cannot run
+        ("gpu", {}, "cudnn"),
+        ("gpu", {"compute_dtype": "float32"}, "plain"),
+        ("gpu", {"context": 200}, "plain"),
+        ("tpu", {}, "splash"),
+        ("tpu", {"context": 200}, "plain"),
+        ("tpu", {"n_head": 4}, "plain"),
     ],
 )
-def test_choice_of_a_kernel(layout, change, kernel):
+def test_choice_of_a_kernel(platform, change, kernel):
     config = ModelConfig(n_head=2, d_model=128, context=256, compute_dtype="bfloat16")
     config = dataclasses.replace(config, **change)
-    assert choose(config, layout, config.context) == kernel
+    assert choose(config, platform) == kernel

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from examples.trainer.models import sharding
 from examples.trainer.settings import command_line
-from examples.trainer.training import sharding
 from tests.support.trainer import ROOT
 
 LAUNCH = ROOT / "examples" / "launch"

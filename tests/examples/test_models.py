@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import optax_muonplus as omp
-from examples.trainer.models.language_model import LanguageModel
+from examples.trainer.models import sharding
 from examples.trainer.settings.model import ModelConfig, training_flops_per_token
 from examples.trainer.settings.presets import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers, sharding
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import make_init_params, make_model
 from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import CUBE
 
@@ -29,9 +29,8 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 @functools.cache
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
-    graph, state = nnx.split(LanguageModel(config, V, nnx.Rngs(0)))
-    apply = jax.jit(lambda params, tokens: nnx.merge(graph, params)(tokens))
-    return apply, nnx.to_pure_dict(state)
+    model_of = make_model(config, V)
+    return jax.jit(lambda params, tokens: model_of(params)(tokens)), make_init_params(config, V)(0)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +113,7 @@ def test_operations_count_each_weight_that_multiplies(config):
 
 def shapes(config, vocab_size=V):
     """The parameters without their numbers."""
-    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0)))
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return jax.eval_shape(make_init_params(config, vocab_size), 0)
 
 
 # The tables count GPT with these positions: Small, Large and Huge with the 1024 of GPT-2, Base with

@@ -7,7 +7,6 @@ import pytest
 from examples.train import main
 from examples.trainer.runs import launch
 from examples.trainer.settings import command_line
-from examples.trainer.training import program
 from tests.support.trainer import (
     TOY,
     stop_at,
@@ -45,7 +44,7 @@ REFUSED = [
     (f"{LLAMA} --model.final-norm layer", "all norms of llama are RMSNorm"),
     # Flags that the rule does not take
     ("--optimizer.name muon --optimizer.norm row", "norm row would change nothing under muon"),
-    ("--optimizer.name turbo_muon --optimizer.polar gram", "--optimizer.polar gram would change"),
+    ("--optimizer.name adamw --optimizer.polar gram", "--optimizer.polar gram would change"),
     # The machine
     ("--mesh model=8", "'model=8' is none of its parts"),
     ("--mesh data=2,fsdp=2", "is for 4 devices, but there are 8: --mesh fsdp=8 fits"),
@@ -55,7 +54,7 @@ REFUSED = [
 @pytest.mark.parametrize(("flags", "words"), REFUSED, ids=[flags for flags, _ in REFUSED])
 def test_flags_that_make_no_sense(flags, words, capsys, monkeypatch):
     monkeypatch.setattr(launch, "prepare", lambda *_: pytest.fail("a text was read"))
-    monkeypatch.setattr(program, "make_program", lambda *_: pytest.fail("something was built"))
+    monkeypatch.setattr(launch, "make_functions", lambda *_: pytest.fail("something was built"))
     assert words in error_of(capsys, [*TOY, *flags.split()])
 
 
@@ -80,7 +79,7 @@ def test_existing_run_folder_is_refused(tmp_path, text, capsys):
         (None, "No such file or directory: '"),
         (b"", "too little text"),
         (b"short", "too little text"),
-        (b"word " * 500, "too little validation text"),
+        (b"word " * 300, "too little validation text"),
     ],
 )
 def test_unusable_text_is_refused_and_leaves_no_run(tmp_path, capsys, content, words):

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from examples.trainer.data.loader import Loader, place_batch
+from examples.trainer.models import sharding
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import sharding
 from tests.support.trainer import (
     ADAMW_RULE,
     CUBE,
@@ -41,7 +41,7 @@ def test_a_batch_that_does_not_divide_leaves_no_run(text, tmp_path, capsys):
 
 
 def test_moments_are_sharded_like_their_parameters(text):
-    abstract = assemble_toy(text).program.abstract
+    abstract = assemble_toy(text).functions.abstract
     kernel = ["blocks/0/mlp/up/kernel", P("fsdp", "tensor")]
     found = [
         (jax.tree_util.keystr(path, simple=True, separator="/"), x.sharding.spec)
@@ -61,7 +61,7 @@ def test_parameter_without_a_row_is_an_error():
 def test_parameters_are_never_whole_on_a_device(text):
     shapes = set(
         re.findall(
-            r"f32\[(\d+,\d+)\]", assemble_toy(text).program.init.lower(0).compile().as_text()
+            r"f32\[(\d+,\d+)\]", assemble_toy(text).functions.init.lower(0).compile().as_text()
         )
     )
     assert "150,8" in shapes and "8,32" in shapes  # of wte (300, 16) and up/kernel (16, 64)

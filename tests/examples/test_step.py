@@ -7,55 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tokenizers import Tokenizer, models
 
-from examples.trainer.data.token_files import Dataset, Tokens
-from examples.trainer.models.layers import ONE_DEVICE, Layout
+from examples.trainer.data.token_files import Tokens
+from examples.trainer.models import sharding
+from examples.trainer.models.sharding import make_mesh
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import loss as training_loss
-from examples.trainer.training import optimizers, sharding
-from examples.trainer.training import step as train_step
-from examples.trainer.training.evaluate import make_evaluate, perplexity, short
-from examples.trainer.training.loss import head_loss, token_scores
-from examples.trainer.training.optimizers import for_platform
-from examples.trainer.training.sharding import make_mesh, replicated
-from tests.support.trainer import CUBE
+from examples.trainer.training.evaluate import evaluate, perplexity, short
+from examples.trainer.training.loss import NO_TARGET, head_loss
+from examples.trainer.training.optimizers import Rates, for_platform
+from tests.support.trainer import CUBE, assemble_toy
 
 
-def test_step_that_is_not_finite_changes_nothing():
-    mesh = make_mesh("", jax.devices()[:1])
-
-    def loss(params, inputs, targets):  # infinite, or with such a slope
-        bad = jnp.where(inputs[0, 0] == 1, jnp.inf, 1.0) * jnp.sum(targets)
-        root = jnp.sqrt(params["scale"] - inputs[0, 1])
-        return jnp.sum(params["up"]["kernel"] ** 2) * bad + root
-
-    def optimizer(rates):
-        return optimizers.build(OptimizerConfig(), 10, peaks=rates)
-
-    params = {"up": {"kernel": jnp.ones((4, 3))}, "scale": jnp.asarray(5.0)}
-
-    def begin(params, seed):
-        rule = optimizer(optimizers.Rates(0.0, 0.0))
-        return train_step.TrainState(params, rule.init(params), jax.random.key(seed))
-
-    abstract = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)),
-        jax.eval_shape(begin, params, 0),
-    )
-    step = train_step.make_train_step(loss, optimizer, abstract, mesh, accumulate=1)
-    rates = optimizers.Rates(0.1, 0.1)
-    state, measured = step(begin(params, 0), rates, np.array([[0, 0]]), np.array([[1, 1]]))
-    assert jnp.isfinite(measured.loss) and state.params["scale"] != 5
-    before = jax.tree.map(np.asarray, (state.params, state.opt_state))
-    root_of_zero = np.asarray(state.params["scale"])
-    for bad in ([[1.0, 0.0]], [[0.0, root_of_zero]]):
-        state, measured = step(state, rates, np.array(bad, np.float32), np.array([[1, 1]]))
-        assert jnp.isnan(measured.loss)
-        jax.tree.map(np.testing.assert_array_equal, before, (state.params, state.opt_state))
-    state, measured = step(state, rates, np.array([[0, 0]]), np.array([[1, 1]]))
-    assert jnp.isfinite(measured.loss) and state.params["scale"] != root_of_zero
+def test_step_that_is_not_finite_changes_nothing(text):
+    run = assemble_toy(text, "", 1)
+    step, rates = run.functions.train_step, Rates(0.1, 0.1)
+    state, ids = run.functions.init(0), np.zeros((8, 16), np.int32)
+    state, measured = step(state, rates, ids, ids)
+    assert jnp.isfinite(measured.loss) and measured.rates.matrices == np.float32(0.1)
+    before = jax.tree.map(np.array, (state.params, state.opt_state))
+    scale = before[0]["ln_f"]["scale"]
+    params = {**state.params, "ln_f": {"scale": jnp.full_like(scale, jnp.inf)}}
+    broken = jax.tree.map(np.array, (params, state.opt_state))
+    state, measured = step(state._replace(params=params), rates, ids, ids)
+    assert jnp.isnan(measured.loss)
+    jax.tree.map(np.testing.assert_array_equal, broken, (state.params, state.opt_state))
+    state, measured = step(state._replace(params=before[0]), rates, ids, ids)
+    assert jnp.isfinite(measured.loss) and (state.params["ln_f"]["scale"] != scale).any()
 
 
 def test_a_perplexity_has_no_overflow():
@@ -70,29 +49,19 @@ def of_logits(logits, targets):
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
 
 
-def evaluation():
-    """Of a model for which all tokens are alike, and the inputs that it was given."""
+def test_evaluation_of_a_uniform_model():
     tokens = Tokens(np.arange(200), bytes=800, sha256="")
     config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
-    seen = []
-
-    def uniform(params, inputs):
-        jax.debug.callback(lambda x: seen.append(x.tolist()), inputs, ordered=True)
-        return jnp.zeros((*inputs.shape, 300))
+    seen, mesh = [], make_mesh("", jax.devices()[:1])
 
     def loss(params, inputs, targets):
-        return of_logits(uniform(params, inputs), targets)
+        seen.append(np.asarray(inputs).tolist())
+        return of_logits(jnp.zeros((*inputs.shape, 300)), targets)
 
-    data = Dataset(Tokenizer(models.BPE()), tokens, tokens, key="")
-    return make_evaluate(jax.jit(loss), config, data, make_mesh("", jax.devices()[:1])), seen
-
-
-def test_evaluation_of_a_uniform_model():
-    evaluate, seen = evaluation()
-    found = evaluate({})
-    assert found.val_perplexity == pytest.approx(300, rel=1e-5)
-    assert found.val_bits_per_byte == pytest.approx(math.log2(300) / 4, rel=1e-5)
-    evaluate({})
+    found = evaluate(loss, {}, config, tokens, mesh)
+    assert found["val_perplexity"] == pytest.approx(300, rel=1e-5)
+    assert found["val_bits_per_byte"] == pytest.approx(math.log2(300) / 4, rel=1e-5)
+    evaluate(loss, {}, config, tokens, mesh)
     assert len(seen) == 6 and seen[:3] == seen[3:]  # the same batches each time
 
 
@@ -136,33 +105,31 @@ def of_all_logits(x, head, targets):
     ],
 )
 def test_loss_of_chunks_is_that_of_all_logits(vocabulary, mesh, dtype, rtol, monkeypatch):
-    # 7 tokens a chunk on one device, which divides neither the tokens nor the rows.
-    monkeypatch.setattr(training_loss, "CHUNK_BYTES", 7 * 4 * vocabulary)
-    layout = Layout(sharding.make_mesh(mesh, jax.devices())) if mesh else ONE_DEVICE
-    arrays = hidden_and_head(vocabulary, dtype)
-    found = loss_and_gradients(lambda *args: head_loss(*args, layout), *arrays)
+    monkeypatch.setattr(training_loss, "CHUNK_BYTES", {"cpu": 17 * 4 * vocabulary})  # 2 of 6 tokens
+    placed = make_mesh(mesh or "", jax.devices()[: 8 if mesh else 1])
+    arrays = jax.device_put(hidden_and_head(vocabulary, dtype), sharding.replicated(placed))
+
+    def loss(*args):
+        with sharding.on(placed):
+            return head_loss(*args)
+
+    found = loss_and_gradients(loss, *arrays)
     for one, expected in zip(found, loss_and_gradients(of_all_logits, *arrays), strict=True):
         np.testing.assert_allclose(one, expected, rtol=rtol, atol=rtol * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("mesh", [None, CUBE])
-def test_scores_of_tokens(mesh):
-    layout = Layout(sharding.make_mesh(mesh, jax.devices())) if mesh else ONE_DEVICE
+def test_rows_that_fill_up_a_batch_count_nothing():
     x, head, targets = hidden_and_head(51)
-    logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64)
-    targets = targets.at[0].set(logits[0].argmax(-1))
-    scores = jax.jit(lambda *args: token_scores(*args, layout))(x, head, targets)
-    largest = logits.max(-1, keepdims=True)
-    nats = (largest + np.log(np.exp(logits - largest).sum(-1, keepdims=True)))[..., 0]
-    nats -= np.take_along_axis(logits, np.asarray(targets)[..., None], -1)[..., 0]
-    np.testing.assert_allclose(scores.nats, nats, atol=1e-5)
-    np.testing.assert_array_equal(scores.hits, logits.argmax(-1) == targets)
-    assert scores.hits[0].all() and not scores.hits.all()
+    found = loss_and_gradients(head_loss, x, head, targets.at[3:].set(NO_TARGET))
+    expected = loss_and_gradients(of_all_logits, x[:3], head, targets[:3])
+    assert found[0] == pytest.approx(3 / 8 * expected[0], rel=1e-6)
+    np.testing.assert_allclose(found[2], 3 / 8 * expected[2], atol=1e-6)
+    np.testing.assert_array_equal(found[1][3:], 0)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_logits_are_never_held_at_once(evaluates, monkeypatch):
-    monkeypatch.setattr(training_loss, "CHUNK_BYTES", 2**20)
+    monkeypatch.setattr(training_loss, "CHUNK_BYTES", {"cpu": 2**20})
     shapes = [((8, 256, 16), "float32"), ((16, 2000), "float32"), ((8, 256), "int32")]
     x, head, targets = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
 
@@ -172,7 +139,7 @@ def test_logits_are_never_held_at_once(evaluates, monkeypatch):
         return compiled.memory_analysis().temp_size_in_bytes
 
     logits = 4 * 8 * 256 * 2000
-    assert bytes_of(lambda *args: head_loss(*args, ONE_DEVICE)) < logits / 3
+    assert bytes_of(head_loss) < logits / 3
     assert bytes_of(of_all_logits) >= logits  # so that the first says something
 
 

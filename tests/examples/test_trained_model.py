@@ -1,7 +1,5 @@
 """A trained model from its run: loading, text, losses of given tokens, and wrong requests."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +10,13 @@ from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import end_id
 from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.runs import trained
+from examples.trainer.runs.metrics import METRICS, read_metrics
 from examples.trainer.runs.trained import CheckpointRef
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.program import make_setup
+from examples.trainer.training.evaluate import evaluate
 from tests.support.trained_model import logits_after
-from tests.support.trainer import on_devices
+from tests.support.trainer import on_devices, shared_functions
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -29,9 +28,11 @@ def test_loaded_parameters_are_those_of_the_step(trained_run, model):
     same = jax.tree.map(lambda a, b: bool((a == b).all()), model.params, other.params)
     assert not all(jax.tree.leaves(same))
     # The parameters of the last step are those that were evaluated at its end.
-    setup = make_setup(model.config, prepare(model.config.data, print), model.mesh)
-    records = (trained_run / "metrics.jsonl").read_text().splitlines()
-    assert setup.evaluate(model.params).val_loss == json.loads(records[-1])["val_loss"]
+    val, records = prepare(model.config.data, print).val, read_metrics(trained_run / METRICS)
+    words = model.tokenizer.get_vocab_size()
+    loss = shared_functions(model.config, words, model.mesh).loss
+    found = evaluate(loss, model.params, model.config, val, model.mesh)
+    assert found["val_loss"] == records[-1]["val_loss"]
 
 
 def test_loading_needs_only_the_folder_of_the_run(trained_run, tmp_path, model, monkeypatch):

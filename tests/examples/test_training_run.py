@@ -98,7 +98,7 @@ def test_batches_come_in_order_and_are_read_before_they_are_asked_for():
 
 
 def test_each_step_has_its_figures_under_their_names(tmp_path, text):
-    with losses_are({5}):  # a step that is skipped uses up no learning rate
+    with losses_are({5}):  # as if it had been skipped
         assert train(text, tmp_path, "--name", "x", "--optimizer.clip-norm", "0.01") == 0
     records = read_metrics(tmp_path / "x" / "metrics.jsonl")
     assert [r["step"] for r in records if "skipped" in r] == [5]
@@ -110,10 +110,10 @@ def test_each_step_has_its_figures_under_their_names(tmp_path, text):
         if TOKENS_PER_SECOND in record:
             rate = 8 * 16 / record["throughput/duration"]
             assert record[TOKENS_PER_SECOND] == pytest.approx(rate, rel=1e-4)
-    # 40% of the steps at the peak, then down to zero; the step that was left out delays it by one.
+    # 40% of the steps at the peak, then down to zero.
     hold = int(0.4 * STEPS)
     falling = [r["optim/learning_rate"] for r in records if r["step"] > hold + 2]
-    expected = [0.02 * (1 - (step - 2 - hold) / (STEPS - hold)) for step in range(hold + 3, 25)]
+    expected = [0.02 * (1 - (step - 1 - hold) / (STEPS - hold)) for step in range(hold + 3, 25)]
     assert falling == pytest.approx(expected, rel=1e-4)
 
 

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from examples.train import main
 from examples.trainer.data.loader import place_batch
 from examples.trainer.data.prepare import prepare
+from examples.trainer.models import sharding
+from examples.trainer.runs.loop import make_run
 from examples.trainer.runs.metrics import Metrics, Recorder, read_metrics
 from examples.trainer.settings import command_line
-from examples.trainer.settings.run import OptimizerConfig
-from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import make_setup
+from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import make_functions
 from tests.support.imported import Started
 
 ROOT = Path(__file__).parent.parent.parent
@@ -121,7 +123,17 @@ def assemble_toy(text, mesh=CUBE, devices=8, **changes):
     model = dataclasses.replace(config.model, **model_changes)
     config = dataclasses.replace(config, model=model, **run_changes)
     placed = sharding.make_mesh(mesh, jax.devices()[:devices])
-    return make_setup(config, _prepared(config.data), placed)
+    return make_run(config, _prepared(config.data), placed, shared_functions)
+
+
+def shared_functions(config, vocab_size, mesh):
+    """The functions of a run: tests share them with all runs that differ in seed and rates only."""
+    rule = dataclasses.replace(config.optimizer, learning_rate=None, adam_learning_rate=None)
+    own = {name: getattr(config, name) for name in ("model", "steps", "accumulate")}
+    return _functions(RunConfig(optimizer=rule, **own), vocab_size, mesh)
+
+
+_functions = functools.lru_cache(maxsize=32)(make_functions)
 
 
 @functools.cache
@@ -136,9 +148,10 @@ def _prepared(data):
 
 def first_losses(setup, steps=3):
     """The losses of the first steps."""
-    state, found, rows = setup.init(), [], sharding.of_batch(setup.mesh)
+    functions, rates = setup.functions, optimizers.rates(setup.config.optimizer)
+    state, found, rows = functions.init(setup.config.seed), [], sharding.of_batch(setup.mesh)
     for step in range(steps):
-        state, measured = setup.train_step(state, *place_batch(setup.loader, step, rows))
+        state, measured = functions.train_step(state, rates, *place_batch(setup.loader, step, rows))
         found.append(float(measured.loss))
     return found
 
@@ -147,6 +160,6 @@ def compiled_step(setup, **options):
     """The compiled program of a step."""
     shape = (setup.loader.batch_size, setup.loader.context)
     rows = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.of_batch(setup.mesh))
-    return setup.program.train_step.lower(
-        setup.program.abstract, optimizers.Rates(0.1, 0.1), rows, rows
+    return setup.functions.train_step.lower(
+        setup.functions.abstract, optimizers.Rates(0.1, 0.1), rows, rows
     ).compile(compiler_options=options or None)

@@ -117,7 +117,7 @@ def enough(loader: Loader, split: str) -> Loader:
     """The loader, if its text has a batch."""
     if loader.n_windows < loader.batch_size:
         raise UserError(
-            f"too little {split} text: {len(loader.ids)} tokens, and a batch needs"
+            f"too little {split} text: {len(loader.ids)} tokens, and it needs"
             f" {loader.batch_size} x {loader.context}. Give more text, or a smaller"
             " --batch-size or --model.context; --data.val-fraction is the share for validation."
         )

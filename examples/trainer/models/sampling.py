@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from examples.trainer.models.language_model import Forward
 from examples.trainer.settings import validation
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.settings.validation import Count, NotNegative
+from examples.trainer.training.step import Forward
 
 
 @dataclass(frozen=True)

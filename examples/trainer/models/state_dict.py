@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from flax import nnx
 from jax.typing import ArrayLike
 
-from examples.trainer.models.language_model import LanguageModel
 from examples.trainer.settings.model import Family, ModelConfig
 from examples.trainer.system.errors import UserError
+from examples.trainer.training.step import make_init_params
 
 HEAD = "lm_head.weight"
 H, L = "transformer.h.{}", "model.layers.{}"  # the number of the layer takes the place of {}
@@ -48,8 +47,7 @@ TABLES: dict[Family, dict[str, str]] = {"gpt": GPT, "llama": LLAMA}
 
 def abstract(config: ModelConfig, vocab_size: int) -> Any:
     """The tree of a model, with shapes and types instead of arrays."""
-    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0)))
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return jax.eval_shape(make_init_params(config, vocab_size), 0)
 
 
 def from_state_dict(

@@ -12,20 +12,18 @@ from rich.console import Console
 
 from examples.trainer.data.prepare import cache_folder, prepare
 from examples.trainer.data.tokenizer import end_of
-from examples.trainer.models import attention
-from examples.trainer.models.layers import Layout
+from examples.trainer.models import blocks, sharding
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import processes, report, tracker
-from examples.trainer.runs.loop import execute
+from examples.trainer.runs.loop import Run, execute, make_run
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.tracker import Tracker
 from examples.trainer.settings import validation
 from examples.trainer.settings.command_line import NewRun, Resume
-from examples.trainer.settings.run import RULES, MachineConfig
+from examples.trainer.settings.run import DEFAULT_RATES, TITLES, MachineConfig, RunConfig
 from examples.trainer.system.errors import UserError
-from examples.trainer.training import optimizers, sharding
-from examples.trainer.training.program import TrainingSetup, check_settings, make_setup
-from examples.trainer.training.step import TrainState
+from examples.trainer.training import optimizers
+from examples.trainer.training.step import TrainState, make_functions
 
 CACHE_BYTES = 2**30  # of compiled programs; those that were not used for longest leave
 
@@ -43,17 +41,17 @@ def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
     started = time.monotonic()
     console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not processes.is_first())
     keep_compiled_programs()
-    setup = processes.first_then_others(lambda: setup_run(asked, preset, console))
-    processes.check_same(repr((setup.config, setup.dataset.key, setup.mesh.shape)))
+    run = processes.first_then_others(lambda: setup_run(asked, preset, console))
+    processes.check_same(repr((run.config, run.dataset.key, run.mesh.shape)))
     folder = asked.resume if isinstance(asked, Resume) else Path()
     if isinstance(asked, NewRun) and processes.is_first():
-        folder = run_folder.create(setup.config, preset, setup.dataset)
+        folder = run_folder.create(run.config, preset, run.dataset)
     folder = Path(processes.from_first(str(folder)))
     run_folder.check_shared(folder)
     resume = f"continue with\n  {run_folder.resume_command(folder, asked.machine.mesh)}"
     try:
         with run_folder.only_writer(folder):
-            stopped_by = train(setup, folder, console, asked.machine)
+            stopped_by = train(run, folder, console, asked.machine)
     except KeyboardInterrupt:  # a second Ctrl-C, or one outside the loop
         console.print(f"\nended at once; checkpoints that were complete are kept. {resume}")
         return 128 + signal.SIGINT, folder
@@ -65,7 +63,13 @@ def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:
     return 0, folder
 
 
-def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> TrainingSetup:
+def check_settings(config: RunConfig) -> None:
+    """Refuses settings that make no sense, by the names of their flags; builds nothing."""
+    validation.check(config)
+    optimizers.check(config.optimizer)
+
+
+def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Run:
     """The setup of a run; makes no arrays, and does not create the folder."""
     if isinstance(asked, NewRun):
         config, data_key = asked.config, ""
@@ -80,34 +84,34 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Training
     validation.check(asked.machine)
     list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
-    setup = make_setup(config, prepare(config.data, console.print), mesh)
-    end_of(setup.dataset.tokenizer)  # the sample begins with it: refused before the run, not after
-    if isinstance(asked, Resume) and data_key != setup.dataset.key:
+    run = make_run(config, prepare(config.data, console.print), mesh, make_functions)
+    end_of(run.dataset.tokenizer)  # the sample begins with it: refused before the run, not after
+    if isinstance(asked, Resume) and data_key != run.dataset.key:
         raise UserError(
             f"the text is not the one that {asked.resume} was trained on, so that resuming would "
             "give another run. Put the files back, or start a new run."
         )
-    return setup
+    return run
 
 
-def train(setup: TrainingSetup, folder: Path, console: Console, machine: MachineConfig) -> int:
+def train(run: Run, folder: Path, console: Console, machine: MachineConfig) -> int:
     """Trains from the last checkpoint on and reports; the signal that stopped it, or 0."""
-    config = setup.config
+    config = run.config
     asked = dict.fromkeys(machine.tracker) if processes.is_first() else ()
     trackers = [Tracker(name, folder, config, console.print) for name in asked]
     outcome = execute(
-        setup,
+        run,
         folder,
         [Display(console, config.steps), *trackers],
-        lambda state, start: describe_setup(setup, folder, state, start, console),
+        lambda state, start: describe_setup(run, folder, state, start, console),
     )
     if outcome.stopped_by:
         console.print(f"\nstopped after step {outcome.step}; the run is saved.")
         return outcome.stopped_by
     sample = report.sample_text(
-        setup.program.forward,
+        run.functions.forward,
         outcome.state.params,
-        setup.dataset.tokenizer,
+        run.dataset.tokenizer,
         config.prompt,
         config.sample_tokens,
         config.model,
@@ -126,24 +130,22 @@ def train(setup: TrainingSetup, folder: Path, console: Console, machine: Machine
     return 0
 
 
-def describe_setup(
-    setup: TrainingSetup, folder: Path, state: TrainState, start: int, console: Console
-) -> None:
-    config, data = setup.config, setup.dataset
-    epochs = config.steps * config.batch_size / setup.loader.n_windows
+def describe_setup(run: Run, folder: Path, state: TrainState, start: int, console: Console) -> None:
+    config, data = run.config, run.dataset
+    epochs = config.steps * config.batch_size / run.loader.n_windows
     size = sum(x.size for x in jax.tree.leaves(state.params))
     lines = [
-        optimizers.describe(config.optimizer, state.params, setup.mesh),
+        optimizers.describe(config.optimizer, state.params, run.mesh),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
-        f"{attention.choose(config.model, Layout(setup.mesh), config.model.context)} attention",
+        f"{blocks.choose(config.model, run.mesh.devices.flat[0].platform)} attention",
         f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
         f"tokens, {data.tokenizer.get_vocab_size()} in the vocabulary",
     ]
-    if setup.mesh.size > 1:
-        lines.append(f"mesh   {sharding.describe(setup.mesh)}")
-    if config.model.n_head % setup.mesh.shape["tensor"]:
+    if run.mesh.size > 1:
+        lines.append(f"mesh   {sharding.describe(run.mesh)}")
+    if config.model.n_head % run.mesh.shape["tensor"]:
         lines.append(
-            f"mesh   tensor={setup.mesh.shape['tensor']} does not divide --model.n-head "
+            f"mesh   tensor={run.mesh.shape['tensor']} does not divide --model.n-head "
             f"{config.model.n_head}: each of its devices computes all heads"
         )
     lines.append(
@@ -160,7 +162,7 @@ def compare(asked: NewRun, preset: str) -> int:
         raise UserError(f"--against {against}: the run itself has that rule; give another one.")
     name = f"{asked.config.name}-{against}" if asked.config.name else ""
     rate = asked.against_rate
-    if rate is None and RULES[rule.name].large == RULES[against].large:
+    if rate is None and DEFAULT_RATES[rule.name] == DEFAULT_RATES[against]:
         rate = rule.learning_rate
     changed = dataclasses.replace(rule, name=against, learning_rate=rate)
     configs = (asked.config, dataclasses.replace(asked.config, name=name, optimizer=changed))
@@ -172,7 +174,7 @@ def compare(asked: NewRun, preset: str) -> int:
         folders.append(folder)
     if processes.is_first():
         one, other = (
-            f"{RULES[x.name].title} at {optimizers.rates(x).matrices:g}" for x in (rule, changed)
+            f"{TITLES[x.name]} at {optimizers.rates(x).matrices:g}" for x in (rule, changed)
         )
         print(report.compare(folders, (one, other)))
     return 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import signal
 import time
@@ -12,14 +13,19 @@ from typing import NamedTuple
 
 import jax
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from examples.trainer.data.loader import place_batch, prefetch
+from examples.trainer.data.loader import Loader, enough, place_batch, prefetch
+from examples.trainer.data.token_files import Dataset
+from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
-from examples.trainer.runs.metrics import Observer, Recorder
-from examples.trainer.training import sharding
-from examples.trainer.training.program import TrainingSetup
-from examples.trainer.training.step import TrainState
+from examples.trainer.runs.metrics import Observer, Recorder, work_of
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.system.errors import UserError
+from examples.trainer.training import optimizers
+from examples.trainer.training.evaluate import batches, evaluate
+from examples.trainer.training.step import Functions, TrainState
 
 # glibc gives large arrays back to the system when they are free, so that every step on a CPU asks
 # for its memory again, and the system fills that with zeros: a third of the time of a small model.
@@ -65,6 +71,49 @@ class StopRequests:
             signal.signal(number, handler)
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Everything about a run except its folder and its progress; holds no arrays."""
+
+    config: RunConfig
+    mesh: Mesh
+    dataset: Dataset
+    functions: Functions
+
+    @property
+    def loader(self) -> Loader:
+        """The batches of the run."""
+        size = (self.config.model.context, self.config.batch_size, self.config.seed)
+        return Loader(self.dataset.train.ids, *size)
+
+
+def make_run(
+    config: RunConfig,
+    dataset: Dataset,
+    mesh: Mesh,
+    make: Callable[[RunConfig, int, Mesh], Functions],
+) -> Run:
+    """A run; raises `UserError` if there is too little text, or rows do not divide.
+
+    `make` is `make_functions`, or gives those that were made for a run of other seed and rates.
+    """
+    check_rows(config, mesh)
+    run = Run(config, mesh, dataset, make(config, dataset.tokenizer.get_vocab_size(), mesh))
+    enough(run.loader, "training")
+    batches(config, dataset.val)
+    return run
+
+
+def check_rows(config: RunConfig, mesh: Mesh) -> None:
+    parts = sharding.shard_count(mesh, sharding.RULES["batch"]) * config.accumulate
+    if config.batch_size % parts:
+        raise UserError(
+            f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = "
+            f"{parts // config.accumulate} devices in --accumulate {config.accumulate} pieces: "
+            f"give a multiple of {parts}, or put devices on tensor, as --mesh tensor=2,... does."
+        )
+
+
 class Outcome(NamedTuple):
     """The state of a run when `execute` returns."""
 
@@ -75,7 +124,7 @@ class Outcome(NamedTuple):
 
 
 def execute(
-    setup: TrainingSetup,
+    run: Run,
     folder: Path,
     observers: Sequence[Observer],
     show_setup: Callable[[TrainState, int], None],
@@ -84,21 +133,23 @@ def execute(
 
     Calls `show_setup` with the initial state and its step.
     """
-    config, rows = setup.config, sharding.of_batch(setup.mesh)
+    config, functions, rows = run.config, run.functions, sharding.of_batch(run.mesh)
+    loader, rates = run.loader, optimizers.rates(config.optimizer)
     metadata = run_folder.metadata_of(folder, config)
     with contextlib.ExitStack() as stack:
         # First, so that Ctrl-C is a request while a save is waited for, too.
         requests = stack.enter_context(StopRequests())
         checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", metadata))
-        state, step = init_state(setup, checkpoints)
-        run_folder.keep_steps(folder, config, setup.dataset.key)
+        state, step = init_state(run, checkpoints)
+        run_folder.keep_steps(folder, config, run.dataset.key)
         show_setup(state, step)
-        recorder = stack.enter_context(Recorder(setup, folder, observers, state, step))
+        work = work_of(config, run.dataset.tokenizer.get_vocab_size(), run.mesh)
+        recorder = stack.enter_context(Recorder(work, folder, observers, step))
         for observer in observers:
             observer.begin(step)
             stack.callback(observer.close)
         steps = range(step, config.steps)
-        batches = stack.enter_context(prefetch(lambda i: place_batch(setup.loader, i, rows), steps))
+        batches = stack.enter_context(prefetch(lambda i: place_batch(loader, i, rows), steps))
 
         def save() -> None:
             checkpoints.save(step, state)
@@ -108,7 +159,7 @@ def execute(
             asked = time.monotonic()
             batch = next(batches)
             waited = time.monotonic() - asked
-            state, measured = setup.train_step(state, *batch)
+            state, measured = functions.train_step(state, rates, *batch)
             step += 1
             # The devices compute this step while the figures of the one before it are written.
             recorder.add(step, measured, waited)
@@ -117,7 +168,8 @@ def execute(
             if is_evaluated or is_saved:
                 recorder.pause()
             if is_evaluated:
-                recorder.evaluate(step, state)
+                val = run.dataset.val
+                recorder.record(step, evaluate(functions.loss, state.params, config, val, run.mesh))
             if is_saved:
                 save()
         recorder.write()
@@ -127,8 +179,8 @@ def execute(
     return Outcome(state, step, requests.signal if step < config.steps else 0)
 
 
-def init_state(setup: TrainingSetup, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     """The state that a run goes on from, and its step: saved, or new."""
     if saved := checkpoints.manager.latest_step():
-        return checkpoints.restore(saved, setup.program.abstract), saved
-    return setup.init(), 0
+        return checkpoints.restore(saved, run.functions.abstract), saved
+    return run.functions.init(run.config.seed), 0

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
-import optax
+from jax.sharding import Mesh
 
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.model import training_flops_per_token
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system import chips
 from examples.trainer.system.errors import Diverged
 from examples.trainer.system.files import read_json_lines, write_atomically
-from examples.trainer.training import optimizers
-from examples.trainer.training.program import TrainingSetup
-from examples.trainer.training.step import Measured, TrainState
+from examples.trainer.training.step import Measured
 
 METRICS = "metrics.jsonl"
 DURATION = "throughput/duration"
@@ -81,14 +79,12 @@ class Work(NamedTuple):
         return figures
 
 
-def work_of(setup: TrainingSetup) -> Work:
-    config = setup.config
-    vocabulary = setup.dataset.tokenizer.get_vocab_size()
-    peak = chips.peak(setup.mesh.devices.flat[0].device_kind)
+def work_of(config: RunConfig, vocab_size: int, mesh: Mesh) -> Work:
+    peak = chips.peak(mesh.devices.flat[0].device_kind)
     return Work(
         tokens=config.batch_size * config.model.context,
-        flops_per_token=training_flops_per_token(config.model, vocabulary),
-        peak=None if peak is None else peak * setup.mesh.size,
+        flops_per_token=training_flops_per_token(config.model, vocab_size),
+        peak=None if peak is None else peak * mesh.size,
     )
 
 
@@ -96,13 +92,6 @@ def rounded(x: Any, digits: int = 6) -> float:
     """A number with as many digits as mean something."""
     x = float(np.asarray(x))
     return float(f"{x:.{digits}g}") if math.isfinite(x) else x
-
-
-def updates_made(opt_state: optax.OptState) -> int:
-    """How many updates an optimizer has made; steps that were skipped are not among them."""
-    kind = optax.ScaleByScheduleState
-    states = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
-    return int(next(state for state in states if isinstance(state, kind)).count)
 
 
 class Observer(Protocol):
@@ -121,21 +110,10 @@ class Observer(Protocol):
 class Recorder:
     """Writes and shows the figures of steps, those of a step while the next one is computed."""
 
-    def __init__(
-        self,
-        setup: TrainingSetup,
-        folder: Path,
-        observers: Sequence[Observer],
-        state: TrainState,
-        step: int,
-    ):
-        """The records in the folder are kept up to `step`, after which `state` is."""
-        self.setup, self.observers = setup, observers
+    def __init__(self, work: Work, folder: Path, observers: Sequence[Observer], step: int):
+        """The records in the folder are kept up to `step`."""
+        self.work, self.observers = work, observers
         self.metrics = Metrics(folder / METRICS, step)
-        self.rates = jax.jit(optimizers.schedules(setup.config.optimizer, setup.config.steps))
-        self.work = work_of(setup)
-        self.updates = updates_made(state.opt_state)
-        """How many updates were made: steps without those that were skipped."""
         self.saved = step
         """The last step that was saved."""
         self.skipped = 0
@@ -171,18 +149,16 @@ class Recorder:
             self.skip(step)
             return
         now = time.monotonic()
-        matrices, rest = map(rounded, self.rates(self.updates))
         figures = {
             "train_loss": value,
             GRADIENT_NORM: rounded(measured.grad_norm),
-            "optim/learning_rate": matrices,
-            "optim/adam_lr": rest,
+            "optim/learning_rate": rounded(measured.rates.matrices),
+            "optim/adam_lr": rounded(measured.rates.rest),
         }
         if self.clock is not None:
             figures |= self.work.measured(now - self.clock)
             figures[LOADING] = rounded(waited)
         self.clock, self.skipped = now, 0
-        self.updates += 1
         self.record(step, figures)
 
     def record(self, step: int, figures: dict[str, Any]) -> None:
@@ -197,6 +173,3 @@ class Recorder:
         self.clock = None
         if self.skipped > MAX_SKIPPED:
             raise Diverged(step, self.skipped, self.saved)
-
-    def evaluate(self, step: int, state: TrainState) -> None:
-        self.record(step, self.setup.evaluate(state.params).figures())

@@ -14,13 +14,13 @@ from matplotlib.text import Text
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import end_id, ids_of
-from examples.trainer.models.language_model import Forward
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, VAL_LOSS, read_metrics
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import short
+from examples.trainer.training.step import Forward
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black

@@ -10,12 +10,11 @@ import optax
 import tyro
 from tokenizers import Tokenizer
 
-from examples.trainer.models.language_model import Forward
+from examples.trainer.models import sharding
 from examples.trainer.runs import folder
 from examples.trainer.runs.checkpoint import restore_params
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.training import sharding
-from examples.trainer.training.step import make_forward, make_init_params
+from examples.trainer.training.step import Forward, make_forward, make_init_params
 
 
 @dataclass(frozen=True)

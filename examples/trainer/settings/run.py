@@ -5,7 +5,7 @@ The docstring below a field is what `--help` shows for it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -22,42 +22,20 @@ from examples.trainer.settings.validation import (
 )
 from examples.trainer.system.errors import UserError
 
-Name = Literal["muonplus", "muon", "normuon", "adamuon", "turbo_muon", "mano", "adamw"]
+Name = Literal["muonplus", "muon", "adamw"]
 Norm = Literal["none", "col", "row", "col_row", "row_col", "long"]
 """Those of the library, which takes seconds to import."""
 
-MOMENTUM = ("beta", "nesterov")
-MUON = (*MOMENTUM, "polar", "ns_coeffs", "ns_steps", "compute_dtype")
-
-
-class Rule(NamedTuple):
-    """What other parts of the trainer need to know of a rule."""
-
-    title: str
-    """Its name in tables and figures."""
-    takes: tuple[str, ...]
-    """The settings that are its arguments, by the same names."""
-    large: bool = False
-    """Whether it changes each element of a matrix by about the learning rate, as Adam does."""
-    size: dict[str, Any] = {}  # noqa: RUF012 (no one changes it)
-    """Arguments of `omp.describe` that give the size of its updates."""
-
-
-LIKE_OPTAX = {"norm": "none", "shape_scale": "max"}
-LIKE_ADAM = {"norm": "none", "consistent_rms": 0.2}
-
-RULES: dict[Name, Rule] = {
-    "adamw": Rule("AdamW", (), large=True),
-    "muon": Rule("Muon", (*MUON, "shape_scale"), size={"norm": "none"}),
-    "muonplus": Rule("Muon+", (*MUON, "shape_scale", "norm", "norm_eps", "match_frobenius")),
-    # Its second moment keeps the Frobenius norm of a matrix.
-    "normuon": Rule("NorMuon", MUON, size=LIKE_OPTAX),
-    "adamuon": Rule("AdaMuon", MUON, large=True, size=LIKE_ADAM),
-    # It has its own polar step.
-    "turbo_muon": Rule("Turbo-Muon", (*MOMENTUM, "compute_dtype"), size=LIKE_OPTAX),
-    # It has no polar step, and is without Nesterov.
-    "mano": Rule("Mano", ("beta",), large=True, size=LIKE_ADAM),
+TITLES: dict[Name, str] = {"muonplus": "Muon+", "muon": "Muon", "adamw": "AdamW"}
+DEFAULT_RATES: dict[Name, float] = {"muonplus": 0.02, "muon": 0.02, "adamw": 0.002}
+"""Peak rates of the matrices; an update of AdamW changes each element by about its rate."""
+MUON = ("beta", "nesterov", "polar", "ns_coeffs", "ns_steps", "compute_dtype", "shape_scale")
+TAKEN: dict[Name, tuple[str, ...]] = {
+    "muonplus": (*MUON, "norm", "norm_eps", "match_frobenius"),
+    "muon": MUON,
+    "adamw": (),
 }
+"""The settings that are arguments of a rule, by the same names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +47,7 @@ class OptimizerConfig:
     name: Name = "muonplus"
     """Update rule of the matrices; embeddings, norms and biases always get AdamW."""
     learning_rate: FiniteOrZero | None = None
-    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw, adamuon and mano, whose
-    updates are larger."""
+    """Peak learning rate of the matrices; None: 0.02, or 0.002 under adamw."""
     adam_learning_rate: FiniteOrZero | None = None
     """Peak learning rate of the other parameters; None: that of the matrices."""
     norm: Norm = "row_col"
@@ -96,7 +73,7 @@ class OptimizerConfig:
     beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True
-    """Look one step ahead with the momentum, as the official code does; not under mano."""
+    """Look one step ahead with the momentum, as the official code does."""
     weight_decay: FiniteOrZero = 0.0
     """Decoupled decay of the matrices, times their learning rate."""
     adam_weight_decay: FiniteOrZero = 0.0
@@ -127,8 +104,9 @@ class OptimizerConfig:
 
 def check_taken(given: OptimizerConfig, before: OptimizerConfig, names: Sequence[Name]) -> None:
     """Refuses a flag that changes no run of some rules; `before` is what the flags change."""
-    taken = {setting for name in names for setting in RULES[name].takes}
-    for setting in sorted({setting for rule in RULES.values() for setting in rule.takes} - taken):
+    for setting in TAKEN["muonplus"]:
+        if any(setting in TAKEN[name] for name in names):
+            continue
         value = getattr(given, setting)
         if value != getattr(before, setting):
             raise UserError(

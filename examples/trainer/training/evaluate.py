@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,28 +9,13 @@ import optax
 from jax.sharding import Mesh
 
 from examples.trainer.data.loader import Loader, enough, place_batch, positions
-from examples.trainer.data.token_files import Dataset, Tokens
+from examples.trainer.data.token_files import Tokens
+from examples.trainer.models import sharding
 from examples.trainer.settings.run import RunConfig
-from examples.trainer.training import sharding
 from examples.trainer.training.loss import NO_TARGET
 from examples.trainer.training.step import Loss
 
 LARGEST = 700.0  # nats; the exponential of 710 overflows
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Measures on the validation text."""
-
-    val_loss: float
-    """Nats per token."""
-    val_perplexity: float
-    val_bits_per_byte: float
-    """Unlike the other two, comparable between tokenizers."""
-
-    def figures(self) -> dict[str, float]:
-        """The measures by their names in `metrics.jsonl`."""
-        return dataclasses.asdict(self)
 
 
 def perplexity(loss: float) -> float:
@@ -44,25 +28,24 @@ def short(value: float, form: str = ".2f") -> str:
     return format(value, form if abs(value) < 1e7 else form.replace("f", "e"))
 
 
-def make_evaluate(
-    loss_of: Loss, config: RunConfig, data: Dataset, mesh: Mesh
-) -> Callable[[optax.Params], Evaluation]:
-    """A function from parameters to their evaluation, always on the same batches."""
-    loader, n_batches = batches(config, data.val)
+def evaluate(
+    loss_of: Loss, params: optax.Params, config: RunConfig, val: Tokens, mesh: Mesh
+) -> dict[str, float]:
+    """Measures on the validation text, always on the same batches, by their names in the figures.
+
+    val_loss is in nats per token. Bits per byte can be compared between tokenizers.
+    """
+    loader, n_batches = batches(config, val)
     rows = sharding.of_batch(mesh)
     full = min(n_batches, loader.n_windows / loader.batch_size)  # a part of the last one counts
-    size = data.val.bytes / len(data.val.ids)  # a token's
-
-    def evaluate(params: optax.Params) -> Evaluation:
-        losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
-        loss = math.fsum(map(float, losses)) / full
-        return Evaluation(
-            val_loss=loss,
-            val_perplexity=perplexity(loss),
-            val_bits_per_byte=loss / math.log(2) / size,
-        )
-
-    return evaluate
+    losses = [loss_of(params, *place_batch(loader, i, rows)) for i in range(n_batches)]
+    # A mean over all rows of a batch, of which those that fill it up count nothing.
+    loss = math.fsum(map(float, losses)) / full
+    return {
+        "val_loss": loss,
+        "val_perplexity": perplexity(loss),
+        "val_bits_per_byte": loss / math.log(2) * len(val.ids) / val.bytes,
+    }
 
 
 @dataclass(frozen=True)
@@ -82,5 +65,5 @@ def batches(config: RunConfig, val: Tokens) -> tuple[Loader, int]:
     """
     size = config.batch_size // config.accumulate
     loader = Once(val.ids, config.model.context, size, 0)
-    enough(dataclasses.replace(loader, batch_size=config.batch_size), "validation")
+    enough(dataclasses.replace(loader, batch_size=1), "validation")
     return loader, min(config.eval_batches * config.accumulate, -(-loader.n_windows // size))

@@ -1,7 +1,6 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,10 +10,8 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 import optax_muonplus as omp
-from examples.trainer.settings.run import MOMENTUM, RULES, OptimizerConfig
+from examples.trainer.settings.run import DEFAULT_RATES, TAKEN, OptimizerConfig
 from examples.trainer.system.errors import UserError
-from optax_muonplus.polar import Orthogonalize
-from optax_muonplus.transforms import Momentum
 
 
 def schedule(config: OptimizerConfig, peak: ArrayLike, steps: int) -> optax.Schedule:
@@ -40,16 +37,16 @@ class Rates(NamedTuple):
 def rates(config: OptimizerConfig) -> Rates:
     rate, rest = config.learning_rate, config.adam_learning_rate
     if rate is None:
-        rate = 0.002 if RULES[config.name].large else 0.02
+        rate = DEFAULT_RATES[config.name]
     return Rates(rate, rate if rest is None else rest)
 
 
-def schedules(
-    config: OptimizerConfig, steps: int
-) -> Callable[[ArrayLike], tuple[ArrayLike, ArrayLike]]:
-    """Update, counted from 0, to the rates of the matrices and of the other parameters."""
-    matrices, rest = (schedule(config, peak, steps) for peak in rates(config))
-    return lambda update: (matrices(update), rest(update))
+def rates_at(config: OptimizerConfig, steps: int, peaks: Rates, opt_state: Any) -> Rates:
+    """The rates of the next update of an optimizer with this state."""
+    kind = optax.ScaleByScheduleState
+    states = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    made = next(state for state in states if isinstance(state, kind)).count
+    return Rates(*(schedule(config, peak, steps)(made) for peak in peaks))
 
 
 def layer_axes(params: Any) -> dict[str, int] | None:
@@ -117,33 +114,21 @@ def adamw(
 def rule_of(
     config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
 ) -> optax.GradientTransformation:
-    """A rule of Muon's family on the matrices and AdamW on the rest, or AdamW on both."""
+    """Muon+ or Muon on the matrices and AdamW on the rest, or AdamW on both."""
     decay, others = config.weight_decay, adamw(config, adam_rate, config.adam_weight_decay)
-    where = omp.Matrices(weight_dimension_numbers=matrices, sharding=sharding)
     if config.name == "adamw":
+        where = omp.Matrices(weight_dimension_numbers=matrices)
         parts: dict[Any, Any] = {"muon": adamw(config, rate, decay), "adam": others}
         return optax.partition(parts, lambda params: where.read(params).labels)
-    given = {name: getattr(config, name) for name in RULES[config.name].takes}
-    if given.get("compute_dtype") in ("auto", "float32"):
+    given = {name: getattr(config, name) for name in TAKEN[config.name]}
+    if given["compute_dtype"] in ("auto", "float32"):
         given["compute_dtype"] = None
-    if config.name in ("muonplus", "muon"):
-        given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
-        return getattr(omp, config.name)(rate, weight_decay=decay, others=others, **given)
-    rule = contributed(config.name, given)
-    return omp.optimizer(rule, rate, decay, others=others, where=where)
+    given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
+    made = omp.muonplus if config.name == "muonplus" else omp.muon
+    return made(rate, weight_decay=decay, others=others, **given)
 
 
-def contributed(name: str, given: dict[str, Any]) -> Any:
-    """A rule of `omp.contrib` with the given settings of its momentum and its polar factor."""
-    made = omp.contrib
-    momentum = Momentum(**{key: given.pop(key) for key in MOMENTUM if key in given})
-    if name == "mano":
-        return made.Mano(momentum=dataclasses.replace(momentum, nesterov=False))
-    if name == "turbo_muon":
-        own = made.scale_by_turbo_muon().parts[1].polar_factor
-        return made.scale_by_turbo_muon(momentum, dataclasses.replace(own, **given))
-    kind = {"normuon": made.NorMuon, "adamuon": made.AdaMuon}[name]
-    return kind(momentum=momentum, polar_factor=Orthogonalize(**given))
+SIZE = ("shape_scale", "norm", "match_frobenius")  # what the size of an update depends on
 
 
 def describe(config: OptimizerConfig, params: optax.Params, mesh: Mesh | None = None) -> str:
@@ -153,8 +138,5 @@ def describe(config: OptimizerConfig, params: optax.Params, mesh: Mesh | None = 
     given: dict[str, Any] = {"layer_axes": layer_axes(params)}
     if mesh is not None and mesh.size > 1:
         given["sharding"] = jax.tree.map(lambda x: x.sharding, params)
-    size = dict(RULES[config.name].size)
-    for name in ("shape_scale", "norm", "match_frobenius"):
-        if name in RULES[config.name].takes:
-            size[name] = getattr(config, name)
-    return omp.describe(params, **given, **size)
+    size = {name: getattr(config, name) for name in SIZE if name in TAKEN[config.name]}
+    return omp.describe(params, **given, **{"norm": "none", **size})

@@ -1,10 +1,10 @@
-"""One optimizer step: the model as a function, gradients over micro-batches, and the update.
+"""One optimizer step, and the other compiled functions of a run.
 
 Nothing here makes arrays when it is called.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,53 +14,21 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
-from examples.trainer.models.language_model import Forward, LanguageModel
-from examples.trainer.models.layers import Layout
+from examples.trainer.models import sharding
+from examples.trainer.models.gpt import GPT
+from examples.trainer.models.llama import LLaMA
 from examples.trainer.settings.model import ModelConfig
-from examples.trainer.training import sharding
+from examples.trainer.settings.run import RunConfig
+from examples.trainer.training import optimizers
+from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
 
+NETWORKS = {"gpt": GPT, "llama": LLaMA}
 Seed = int | jax.Array
-Result = TypeVar("Result")
-
+Forward = Callable[[optax.Params, ArrayLike], jax.Array]
+"""A model as a function: parameters and tokens (B, T) to logits (B, T, V)."""
 Loss = Callable[[optax.Params, ArrayLike, ArrayLike], jax.Array]
 """Parameters, inputs and targets (B, T) to nats per token."""
-
-
-def make_model(
-    config: ModelConfig, vocab_size: int, mesh: Mesh
-) -> Callable[[optax.Params], LanguageModel]:
-    model = nnx.eval_shape(lambda: LanguageModel(config, vocab_size, nnx.Rngs(0), Layout(mesh)))
-    graph, _ = nnx.split(model)
-    return lambda params: nnx.merge(graph, params)
-
-
-def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
-    model_of = make_model(config, vocab_size, mesh)
-    return lambda params, tokens: model_of(params)(jnp.asarray(tokens))
-
-
-def on_targets(
-    measure: Callable[[jax.Array, jax.Array, jax.Array, Layout], Result],
-    config: ModelConfig,
-    vocab_size: int,
-    mesh: Mesh,
-) -> Callable[[optax.Params, ArrayLike, ArrayLike], Result]:
-    """`head_loss` or `token_scores` as a function of parameters, inputs and targets (B, T)."""
-    model_of = make_model(config, vocab_size, mesh)
-
-    def measured(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> Result:
-        model = model_of(params)
-        x = model.hidden(jnp.asarray(inputs))
-        return measure(x, model.head(), jnp.asarray(targets), Layout(mesh))
-
-    return measured
-
-
-def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
-    return lambda seed: nnx.to_pure_dict(
-        nnx.state(LanguageModel(config, vocab_size, nnx.Rngs(jax.random.key(seed))), nnx.Param)
-    )
 
 
 class TrainState(NamedTuple):
@@ -79,52 +47,102 @@ class Measured(NamedTuple):
     """Nats per token; NaN if the step was skipped."""
     grad_norm: jax.Array
     """Norm of the whole gradient, before it is clipped."""
+    rates: Rates
+    """The learning rates of the step."""
 
 
-TrainStep = Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
-"""State, peak rates, inputs and targets to the next state and its figures: `make_train_step`."""
+class Functions(NamedTuple):
+    """The compiled functions of a run, which depend on neither its seed nor its rates."""
+
+    forward: Forward
+    abstract: TrainState
+    """The shapes, types and shardings of the state."""
+    init: Callable[[Seed], TrainState]
+    """Seed to the state before the first step."""
+    init_from: Callable[[optax.Params, Seed], TrainState]
+    """The same with other parameters, whose memory is reused."""
+    train_step: Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
+    """State, peak rates, inputs and targets to the next state and its figures."""
+    loss: Loss
+
+
+def network(config: ModelConfig, vocab_size: int, seed: Seed) -> GPT | LLaMA:
+    return NETWORKS[config.family](config, vocab_size, nnx.Rngs(jax.random.key(seed)))
+
+
+def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
+    return lambda seed: nnx.to_pure_dict(nnx.state(network(config, vocab_size, seed), nnx.Param))
+
+
+def make_model(config: ModelConfig, vocab_size: int) -> Callable[[optax.Params], GPT | LLaMA]:
+    graph, _ = nnx.split(nnx.eval_shape(lambda: network(config, vocab_size, 0)))
+    return lambda params: nnx.merge(graph, sharding.gathered(params))
+
+
+def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
+    model_of = make_model(config, vocab_size)
+
+    def forward(params: optax.Params, tokens: ArrayLike) -> jax.Array:
+        with sharding.on(mesh):
+            return model_of(params)(jnp.asarray(tokens))
+
+    return forward
 
 
 def shardings_of(abstract: Any) -> Any:
     return jax.tree.map(lambda x: x.sharding, abstract)
 
 
-def make_train_step(
-    loss_of: Loss,
-    optimizer: Callable[[Rates], optax.GradientTransformation],
-    abstract: TrainState,
-    mesh: Mesh,
-    accumulate: int,
-) -> TrainStep:
-    """One optimizer step, compiled; the memory of the given state is donated to the new one.
+def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
+    """The functions of a run; compiles nothing before they are called."""
+    model_of = make_model(config.model, vocab_size)
+    init_params = make_init_params(config.model, vocab_size)
+    placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
+    rule = optimizers.for_platform(config.optimizer, mesh.devices.flat[0].platform)
 
-    If the loss or the gradient is not finite, the state does not change and the loss is NaN.
-    """
-    placed = shardings_of(abstract.params)
+    def optimizer(rates: Rates) -> optax.GradientTransformation:
+        return optimizers.build(rule, config.steps, placed if mesh.size > 1 else None, rates)
+
+    def init_from(params: optax.Params, seed: Seed) -> TrainState:
+        return TrainState(params, optimizer(Rates(0.0, 0.0)).init(params), jax.random.key(seed))
+
+    def init(seed: Seed) -> TrainState:
+        return init_from(init_params(seed), seed)
+
+    def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
+        with sharding.on(mesh):
+            model = model_of(params)
+            return head_loss(model.hidden(jnp.asarray(inputs)), model.head(), jnp.asarray(targets))
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
     ) -> tuple[TrainState, Measured]:
-        rows = (jnp.asarray(inputs), jnp.asarray(targets))
-        batches = jax.tree.map(lambda x: micro_batches(x, accumulate, mesh), rows)
-        loss, grads = mean_over(batches, jax.value_and_grad(loss_of), state.params, placed)
+        pieces = [micro_batches(jnp.asarray(x), config.accumulate, mesh) for x in (inputs, targets)]
+        value, grads = mean_over(pieces, jax.value_and_grad(loss), state.params, placed)
         norm = optax.tree.norm(grads)
         updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        measured = Measured(jnp.where(finite, loss, jnp.nan), norm)
+        now = optimizers.rates_at(rule, config.steps, rates, state.opt_state)
+        measured = Measured(jnp.where(finite, value, jnp.nan), norm, now)
         return TrainState(params, opt_state, state.key), measured
 
-    return jax.jit(
-        train_step,
-        donate_argnums=0,
-        out_shardings=(shardings_of(abstract), sharding.replicated(mesh)),
+    shapes = jax.eval_shape(init, 0)
+    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
+    kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
+    return Functions(
+        forward=make_forward(config.model, vocab_size, mesh),
+        abstract=abstract,
+        init=jax.jit(init, out_shardings=kept),  # each device makes its shards
+        init_from=jax.jit(init_from, out_shardings=kept, donate_argnums=0),
+        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(kept, everywhere)),
+        loss=jax.jit(loss, out_shardings=everywhere),
     )
 
 
@@ -139,7 +157,7 @@ def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
 
 
 def mean_over(
-    batches: tuple[jax.Array, jax.Array],
+    batches: list[jax.Array],
     loss_and_grads: Callable[..., tuple[jax.Array, optax.Params]],
     params: optax.Params,
     placed: Any,
@@ -159,5 +177,5 @@ def mean_over(
         return (loss + more_loss, grads), None
 
     zeros = (jnp.zeros(()), jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params))
-    (loss, grads), _ = jax.lax.scan(add, zeros, batches)
+    (loss, grads), _ = jax.lax.scan(add, zeros, tuple(batches))
     return loss / n, jax.tree.map(lambda total, x: (total / n).astype(x.dtype), grads, params)

@@ -1,0 +1,143 @@
+"""What both networks share: causal attention, the layers of a block, and the stack of blocks.
+
+Shapes: B rows, T tokens, D width of the model, H heads, K = D / H width of a head. A weight is a
+kernel (in, out), so that the default rules of `optax_muonplus` read it. Blocks are a list, or with
+--model.scan one block whose parameters have a leading axis of layers, compiled once for all.
+
+There are three kernels of attention, which compute the same. `plain` holds all scores of a row and
+head, T x T. cuDNN's and Pallas' splash attention do not; they are for NVIDIA GPUs and TPUs.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from examples.trainer.models import sharding
+from examples.trainer.settings.model import ModelConfig, head_size
+
+STD = 0.02  # GPT-2's, the paper's GPT's, and that of the LLaMA in Hugging Face transformers
+NORM_EPSILON = 1e-5  # added to the variance under the root, in all norms but GPT's RMSNorm
+TILES = (512, 256, 128)  # positions; 512 is MaxText's default, 128 the lanes of a TPU's registers
+WIDTH = 64  # widths of heads that splash attention was compiled for here are multiples of this
+
+
+def dtypes(config: ModelConfig) -> dict[str, Any]:
+    """The arguments of a layer that say in which precision it computes and keeps parameters."""
+    return {
+        "dtype": jnp.dtype(config.compute_dtype),
+        "param_dtype": jnp.dtype(config.param_dtype),
+    }
+
+
+def linear(config: ModelConfig, rngs: nnx.Rngs, **options: Any) -> Callable[..., nnx.Linear]:
+    """A linear layer of a network, as a function of its widths."""
+    given = {"kernel_init": nnx.initializers.normal(STD), **options}
+    return functools.partial(nnx.Linear, rngs=rngs, **dtypes(config), **given)
+
+
+def embedding(size: int, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Embed:
+    """A table whose rows are converted after they were chosen: gradients are sums in its dtype."""
+    dtype = jnp.dtype(config.param_dtype)
+    init = nnx.initializers.normal(STD)
+    return nnx.Embed(
+        size, config.d_model, embedding_init=init, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+
+
+def logits(x: jax.Array, head: jax.Array) -> jax.Array:
+    """Hidden states (B, T, D) times the head (D, V), in float32."""
+    return (x @ head.astype(x.dtype)).astype(jnp.float32)
+
+
+def stack(block: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rngs: nnx.Rngs) -> Any:
+    """All blocks of a network, each with random numbers of its own."""
+    if not config.scan:
+        return nnx.List([block(rngs) for _ in range(config.n_layer)])
+    return nnx.split_rngs(splits=config.n_layer)(nnx.vmap(block))(rngs)
+
+
+def run(blocks: Any, config: ModelConfig, x: jax.Array, *shared: jax.Array) -> jax.Array:
+    """`x` after all blocks; each gathers its parameters when it needs them."""
+    x = sharding.place(x, "batch")
+    graph: Any = None
+
+    def one(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
+        block = nnx.merge(graph, sharding.gathered(params, x.dtype))
+        return sharding.place(block(x, *shared), "batch"), None
+
+    step = jax.checkpoint(one) if config.remat == "full" else one
+    if config.scan:
+        graph, params = split(blocks)
+        return jax.lax.scan(step, x, params)[0]
+    for block in blocks:
+        graph, params = split(block)
+        x, _ = step(x, params)
+    return x
+
+
+def split(block: nnx.Module) -> tuple[Any, Any]:
+    """The form of a module, and its parameters by their names."""
+    graph, state = nnx.split(block)
+    return graph, nnx.to_pure_dict(state)
+
+
+# Attention
+
+
+def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:
+    """Pallas' splash attention; `interpret` computes it on any device, slowly."""
+    # Imported here, since it takes a second and only TPUs need it.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    t, h, width = q.shape[1:]
+    tile = next(n for n in TILES if t % n == 0)
+    names = ("q", "kv", "q_dkv", "kv_dkv", "q_dq", "kv_dq")
+    sizes: dict[str, Any] = {f"block_{name}": tile for name in names}
+    attention = kernels.make_splash_mha(
+        mask=masks.MultiHeadMask([masks.CausalMask((t, t))] * h),
+        block_sizes=kernels.BlockSizes(**sizes),
+        head_shards=1,
+        q_seq_shards=1,
+        interpret=interpret,
+    )
+    rows = (x.swapaxes(1, 2) for x in (q * width**-0.5, k, v))
+    return jax.vmap(attention)(*rows).swapaxes(1, 2)
+
+
+KERNELS = {"plain": plain, "cudnn": cudnn, "splash": splash}
+
+
+def choose(config: ModelConfig, platform: str) -> str:
+    """The kernel of attention on a cpu, gpu or tpu.
+
+    auto takes the one written for the device where sizes and precision are those that it has. One
+    that was asked for by name, or whose libraries lack, fails in JAX's words.
+    """
+    if config.attention != "auto":
+        return config.attention
+    length, width = config.context, head_size(config)
+    if platform == "gpu" and config.compute_dtype == "bfloat16":
+        return "cudnn" if length % 64 == 0 and width % 8 == 0 and width <= 128 else "plain"
+    if platform == "tpu" and length % TILES[-1] == 0 and width % WIDTH == 0:
+        return "splash"
+    return "plain"
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array, config: ModelConfig) -> jax.Array:
+    """Lets each position of (B, T, H, K) attend to itself and to earlier ones; (B, T, D)."""
+    kernel = KERNELS[choose(config, sharding.platform())]
+    mixed = sharding.on_shards(kernel, ("batch", None, "heads", None), q, k, v)
+    return mixed.reshape(*q.shape[:2], -1)

@@ -1,0 +1,241 @@
+"""The device mesh, and a table that maps parameters to its axes.
+
+Networks are written without a mesh. `on(mesh)` is the context in which they are traced: there a
+block gathers its parameters in the dtype of the activations just before it needs them, so that a
+device holds one whole layer at a time, and gradients go back to the shards. Axes have names:
+`embed` is the width of the residual stream in parameters, which fsdp shards; activations have their
+rows sharded instead.
+"""
+
+import contextlib
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples.trainer.system.errors import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+REPLICA = "replica"  # in --mesh: another name of data, where parameters are replicated
+
+# Maps the name of an axis to the mesh axes that shard it.
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),
+    "embed": ("fsdp",),
+    "vocab": ("tensor",),
+    "heads": ("tensor",),
+    "mlp": ("tensor",),
+}
+
+Axes = tuple[str | None, ...]
+"""The name of each axis of an array; None is never sharded."""
+
+# Maps the end of a parameter's path to the logical axes of its dimensions; the first match wins.
+# Paths of the optimizer's moments end in the same way. None: never sharded. Stacked blocks
+# (--model.scan) have a leading layer axis, which is never sharded.
+LOGICAL_AXES: tuple[tuple[str, Axes], ...] = (
+    (r"wte/embedding", ("vocab", "embed")),
+    (r"wpe/embedding", (None, "embed")),
+    (r"attn/(qkv|query|key|value)/kernel", ("embed", "heads")),
+    (r"attn/qkv/bias", ("heads",)),
+    (r"attn/out/kernel", ("heads", "embed")),
+    (r"mlp/(gate|up)/kernel", ("embed", "mlp")),
+    (r"mlp/up/bias", ("mlp",)),
+    (r"mlp/down/kernel", ("mlp", "embed")),
+    (r"lm_head/kernel", ("embed", "vocab")),
+    (r"(attn/out|mlp/down)/bias|(ln|norm)_\w+/(scale|bias)", (None,)),  # small
+)
+
+
+def make_mesh(flag: str, devices: Sequence[jax.Device]) -> Mesh:
+    """The mesh of all devices that `--mesh` describes, e.g. `data=2,fsdp=4`.
+
+    Axes that it does not name have the size 1; `""` puts all devices on fsdp.
+    """
+    sizes = dict.fromkeys(MESH_AXES, 1) | (parse(flag) if flag else {"fsdp": len(devices)})
+    if math.prod(sizes.values()) != len(devices):
+        raise UserError(
+            f"--mesh {flag} is for {math.prod(sizes.values())} devices, but there "
+            f"{'is' if len(devices) == 1 else 'are'} {len(devices)}: --mesh fsdp={len(devices)} "
+            "fits, for example."
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), MESH_AXES, (AxisType.Auto,) * len(MESH_AXES), devices=devices
+    )
+
+
+def parse(flag: str) -> dict[str, int]:
+    """The axes and sizes of `--mesh`; devices on `data` and on `replica` multiply."""
+    given: dict[str, int] = {}
+    for part in flag.split(","):
+        axis, _, size = part.strip().partition("=")
+        known = axis in (*MESH_AXES, REPLICA) and axis not in given
+        if not (known and size.isdecimal() and int(size) > 0):
+            raise UserError(
+                f"--mesh {flag}: {part!r} is none of its parts; give 1 or more devices for some of "
+                f"{', '.join(MESH_AXES)} and {REPLICA}, each once, for example data=2,fsdp=4."
+            )
+        given[axis] = int(size)
+    if REPLICA in given:
+        given["data"] = given.pop(REPLICA) * given.get("data", 1)
+    return given
+
+
+def shard_count(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
+    """The number of shards along the given mesh axes."""
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, uneven: bool = False) -> P:
+    """The partition spec of an array; a dimension that the mesh does not divide is not sharded.
+
+    With `uneven`, which is for arrays inside a program, the width of an MLP is, unless that would
+    waste 1/16 of the work.
+    """
+
+    def mesh_axes(axis: str | None, size: int) -> tuple[str, ...] | None:
+        along = RULES[axis] if axis else ()
+        n = shard_count(mesh, along)
+        whole = size % n and not (uneven and axis == "mlp" and size >= 16 * n)
+        return None if whole or not along else along
+
+    return P(*map(mesh_axes, axes, shape))
+
+
+def sharding_of(path: Any, x: Any, mesh: Mesh) -> NamedSharding | None:
+    """The sharding of a parameter, or of a moment of it; None for another array."""
+    axes = axes_of(path)
+    if axes is None or len(axes) != x.ndim:
+        return None
+    return NamedSharding(mesh, spec(axes, x.shape, mesh))
+
+
+def axes_of(path: Any) -> Axes | None:
+    """The names of the axes of a parameter, or of a moment of it; None for another array."""
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for pattern, axes in LOGICAL_AXES:
+        if re.search(rf"(^|/)({pattern})$", name):
+            return (None, *axes) if re.search(r"(^|/)blocks/\D", name) else axes
+    return None
+
+
+def of_params(params: Any, mesh: Mesh) -> Any:
+
+    def sharding(path: Any, x: Any) -> NamedSharding:
+        if found := sharding_of(path, x, mesh):
+            return found
+        raise UserError(
+            f"the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} of shape "
+            f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/training/sharding.py: add "
+            "one that names its dimensions."
+        )
+
+    return jax.tree.map_with_path(sharding, params)
+
+
+def of_state(state: Any, mesh: Mesh) -> Any:
+    """The sharding of each array of a state: moments like their parameter, the rest replicated."""
+    return jax.tree.map_with_path(
+        lambda path, x: sharding_of(path, x, mesh) or replicated(mesh), state
+    )
+
+
+def abstract(shapes: Any, shardings: Any) -> Any:
+    """The shapes, types and shardings of arrays that need not be made."""
+    return jax.tree.map(
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+    )
+
+
+def of_batch(mesh: Mesh) -> NamedSharding:
+    """The sharding of a batch: rows are sharded, the tokens of a row stay together."""
+    return NamedSharding(mesh, P(RULES["batch"]))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P())
+
+
+def describe(mesh: Mesh) -> str:
+    kind = mesh.devices.flat[0].device_kind
+    processes = jax.process_count()
+    axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+    return (
+        f"{mesh.size} {kind} devices{f' in {processes} processes' if processes > 1 else ''}, {axes}"
+    )
+
+
+# What networks ask, which are traced in the context of a mesh
+
+
+def on(mesh: Mesh) -> contextlib.AbstractContextManager[Any]:
+    """The context of a mesh for what is traced in it."""
+    return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def several() -> AbstractMesh | None:
+    """The mesh of the context, if it has several devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.size == 1 else mesh
+
+
+def platform() -> str:
+    """What the devices of the context are: cpu, gpu or tpu."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device else jax.default_backend()
+
+
+def place(x: jax.Array, *axes: str | None) -> jax.Array:
+    """An activation whose first axes have these names, sharded accordingly."""
+    if (mesh := several()) is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, x.shape[: len(axes)], mesh, uneven=True))
+
+
+def gathered(params: Any, dtype: Any = None) -> Any:
+    """Parameters as products need them: whole along fsdp, and kernels in that dtype."""
+    if (mesh := several()) is None:
+        return params
+
+    def whole(path: Any, x: jax.Array) -> jax.Array:
+        axes = axes_of(path)
+        if axes is None or path[0] == jax.tree_util.DictKey("blocks"):  # which do so themselves
+            return x
+        rest = tuple(None if axis == "embed" else axis for axis in axes)
+        x = x.astype(dtype) if dtype and x.ndim > 1 else x
+        return gather(x, spec(rest, x.shape, mesh), spec(axes, x.shape, mesh))
+
+    return jax.tree.map_with_path(whole, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gather(x: jax.Array, rest: P, shard: P) -> jax.Array:
+    """`x` sharded as `rest`, whose gradient is summed over rows and then sharded as `shard`."""
+    return jax.lax.with_sharding_constraint(x, rest)
+
+
+def gather_forward(x: jax.Array, rest: P, shard: P) -> tuple[jax.Array, None]:
+    return gather(x, rest, shard), None
+
+
+def gather_backward(rest: P, shard: P, _: None, dx: jax.Array) -> tuple[jax.Array]:
+    """Without the first of both, XLA would move rows in place of gradients."""
+    dx = jax.lax.with_sharding_constraint(dx, rest)
+    return (jax.lax.with_sharding_constraint(dx, shard),)
+
+
+gather.defvjp(gather_forward, gather_backward)
+
+
+def on_shards(function: Callable[..., jax.Array], axes: Axes, *arrays: jax.Array) -> jax.Array:
+    """`function` of arrays to one of their shape, by each device for its own shards."""
+    if (mesh := several()) is None:
+        return function(*arrays)
+    one = spec(axes, arrays[0].shape, mesh)
+    # Kernels do not say along which mesh axes their results differ, so that is not checked.
+    return jax.shard_map(function, in_specs=one, out_specs=one, check_vma=False)(*arrays)
