@@ -145,8 +145,8 @@ def test_pieces_join_to_the_text(text):
 
 
 DAMAGES = {
-    "one bit": ("train-00000.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
-    "removed": ("val-00000.bin", None),
+    "one bit": ("train.bin", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
+    "removed": ("val.bin", None),
     "tokenizer": ("tokenizer.json", lambda content: content.replace(b"true", b"false")),
     "index": ("index.json", lambda content: b"{}"),
 }
@@ -178,12 +178,12 @@ def test_a_cache_that_was_stopped_is_not_read_as_whole(text, tmp_path, monkeypat
     config = DataConfig(paths=(str(text),), vocab_size=310)
     whole = prepare(config, quiet)
     [path] = tmp_path.rglob("index.json")
-    index = json.loads(path.read_text())["index"] | {"complete": False, "train": [], "val": []}
+    index = json.loads(path.read_text())["index"] | {"complete": False}
     path.write_text(json.dumps({"index": index}))
     assert prepare(config, quiet).key == whole.key
 
 
-@pytest.mark.parametrize("name", ["index.json", "tokenizer.json", "train-00000.bin"])
+@pytest.mark.parametrize("name", ["index.json", "tokenizer.json", "train.bin"])
 def test_pipes_in_the_cache_do_not_hang(text, tmp_path, monkeypatch, name):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = DataConfig(paths=(str(text),), vocab_size=310)

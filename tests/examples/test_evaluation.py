@@ -2,16 +2,18 @@
 
 import pytest
 
+from examples.trainer.training.evaluate import evaluate
 from tests.support.trainer import CUBE, assemble_toy
 
 
 def test_all_of_the_validation_text_is_evaluated_whatever_the_batch(text):
     def evaluated(mesh, devices, **sizes):
         setup = assemble_toy(text, mesh, devices, eval_batches=10**6, **sizes)
-        state, before = setup.init(), setup.program.loss._cache_size()
-        found = setup.evaluate(state.params).val_loss
-        assert setup.program.loss._cache_size() <= before + 1  # one shape, also of the last batch
-        return found
+        loss = setup.functions.loss
+        state, before = setup.functions.init(0), loss._cache_size()
+        found = evaluate(loss, state.params, setup.config, setup.dataset.val, setup.mesh)
+        assert loss._cache_size() <= before + 1  # one shape, also of the last batch
+        return found["val_loss"]
 
     windows = (len(assemble_toy(text, "", 1).dataset.val.ids) - 1) // 16
     # The text is of Python's own source: other versions have another number of windows.

@@ -1,6 +1,7 @@
 """FineWeb from a stream: what is taken of it, interruptions, damage, and what is said."""
 
 import dataclasses
+import json
 import os
 import sys
 import types
@@ -23,11 +24,11 @@ ROWS = [f"row {i}: " + "some words on the web\n" * (1 + i * 7 % 11) for i in ran
 
 @pytest.fixture
 def config(tmp_path, monkeypatch):
-    """A small limit, a local tokenizer, small shards, a cache of its own and a whole stream."""
+    """A small limit, a local tokenizer, frequent saves, a cache of its own and a whole stream."""
     path = tmp_path / "tokenizer.json"
     tokenizer.train(ROWS[:50], 280).save(str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(preparation, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr(preparation, "SAVED_TOKENS", 3000)
     serve(monkeypatch, ROWS)
     return DataConfig(source="fineweb", tokens=2e4, tokenizer=str(path), val_fraction=0.2)
 
@@ -36,7 +37,7 @@ def test_the_stream_becomes_files(config, monkeypatch, tmp_path):
     said = []
     found = prepare(config, said.append)
     assert 20_000 <= len(found.train.ids) < 20_200
-    assert len(list(tmp_path.rglob("train-*.bin"))) > 3
+    assert len(said) > 6  # a save after every 3,000 tokens
     documents = {}
     for split in ("train", "val"):
         ids = getattr(found, split).ids[:].tolist()
@@ -57,19 +58,21 @@ def test_an_interrupted_stream_goes_on_and_is_not_read_as_whole(config, monkeypa
     serve(monkeypatch, ROWS, until=600)
     with pytest.raises(UserError, match=r"more of FineWeb .*: the line was cut\. The same command"):
         prepare(config, quiet)
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("second/**/train-*.bin")}
-    assert kept
+    [path] = tmp_path.glob("second/**/train.bin")
+    kept = path.read_bytes()
+    index = json.loads(path.with_name("index.json").read_text())["index"]
+    assert 0 < 2 * index["train"]["tokens"] <= len(kept)  # what came after the last save is again
     serve(monkeypatch, ROWS)
     said = []
     again = prepare(config, said.append)
     assert again.key == whole.key and " 0 to" not in said[0]
-    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+    assert path.read_bytes().startswith(kept[: 2 * index["train"]["tokens"]])
     for split in ("train", "val"):
         ids = (getattr(each, split).ids[:] for each in (again, whole))
         np.testing.assert_array_equal(*ids)
 
 
-@pytest.mark.parametrize("name", ["train-00001.bin", "tokenizer.json", "index.json"])
+@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "index.json"])
 @pytest.mark.parametrize("until", [None, 600])
 def test_damage_is_named(config, monkeypatch, tmp_path, name, until):
     serve(monkeypatch, ROWS, until)
@@ -79,7 +82,8 @@ def test_damage_is_named(config, monkeypatch, tmp_path, name, until):
     else:
         prepare(config, quiet)
     [path] = tmp_path.glob(f"cache/**/fineweb-*/{name}")
-    path.write_bytes(path.read_bytes()[:-2])
+    size = path.stat().st_size if name != "train.bin" else 3000
+    path.write_bytes(path.read_bytes()[: size - 2])
     with pytest.raises(UserError, match=rf"{name} .*(made again after|Make it again)"):
         prepare(config, quiet)
 

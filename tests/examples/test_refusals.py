@@ -79,7 +79,7 @@ def test_existing_run_folder_is_refused(tmp_path, text, capsys):
         (None, "No such file or directory: '"),
         (b"", "too little text"),
         (b"short", "too little text"),
-        (b"word " * 300, "too little validation text"),
+        (b"word " * 50, "too little training text"),
     ],
 )
 def test_unusable_text_is_refused_and_leaves_no_run(tmp_path, capsys, content, words):

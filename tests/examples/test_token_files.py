@@ -1,6 +1,5 @@
-"""Files of tokens: our own, and the .bin files of nanoGPT, llm.c and modded-nanogpt."""
+"""Files of tokens, which are those of nanoGPT."""
 
-import dataclasses
 import os
 
 import numpy as np
@@ -8,9 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from examples.trainer.data import token_files, tokenizer
-from examples.trainer.data.loader import Loader
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.token_files import Joined
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 from tests.support.trainer import quiet
@@ -19,8 +16,8 @@ from tests.support.trainer import quiet
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_tokens_come_back(tmp_path, dtype):
     ids = np.array([0, 1, 65535], dtype)
-    token_files.write(tmp_path / "a.bin", ids)
-    found = token_files.open_file(tmp_path / "a.bin", np.dtype("<u2"))
+    ids.tofile(tmp_path / "a.bin")
+    found = token_files.open_file(tmp_path / "a.bin", np.dtype(dtype))
     assert found[:].tolist() == ids.tolist() and found[:].dtype == dtype
     assert found[1:9].tolist() == ids[1:].tolist() and not len(found[3:])
     token_files.check_ids(found, 65536)
@@ -32,13 +29,14 @@ def test_tokens_come_back(tmp_path, dtype):
 def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, change):
     """A memory map ends the process with SIGBUS, or goes on with the file that was there."""
     path = tmp_path / "a.bin"
-    token_files.write(path, np.zeros(9000, "<u2"))
+    np.zeros(9000, "<u2").tofile(path)
     found = token_files.open_file(path, np.dtype("<u2"))
     assert not found[8000:8100].any()
     if change == "truncated":
         os.truncate(path, 4000)
     elif change == "replaced":
-        token_files.write(path, np.full(9000, 257, "<u2"))
+        path.unlink()
+        np.full(9000, 257, "<u2").tofile(path)
     else:
         path.unlink()
     with pytest.raises((DamagedFileError, OSError), match=r"a\.bin( was changed after|')"):
@@ -47,24 +45,9 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, change):
         assert token_files.open_file(path, np.dtype("<u2"))[:2].tolist() == [257, 257]
 
 
-@pytest.mark.parametrize("ends", [[41], [4, 41], [1, 2, 3, 3, 9, 41], [0, 40, 41], [20, 41, 41]])
-def test_batches_do_not_depend_on_the_cuts_of_files(ends):
-    ids = np.arange(41, dtype=np.uint16)
-    joined = Joined([ids[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    assert len(joined) == 41
-    for start in range(42):
-        for stop in range(start, 44):
-            np.testing.assert_array_equal(joined[start:stop], ids[start:stop])
-    loader = Loader(ids, context=4, batch_size=3, seed=0)
-    cut = dataclasses.replace(loader, ids=joined)
-    for step in range(8):
-        np.testing.assert_array_equal(cut.batch(step), loader.batch(step))
-
-
 # Files of other trainers
 
 LINES = ["größer als zwei\n" * 40, "und kleiner als drei\n" * 50]
-KINDS = {"plain": None, "llm.c": (20240520, 1, "<u2"), "llama-3": (20240801, 7, "<u4")}
 
 
 @pytest.fixture(scope="module")
@@ -79,28 +62,40 @@ def words(tmp_path_factory):
     }
 
 
-def write(path, ids, kind=None):
-    header = np.zeros(256, "<i4")
-    header[:3] = (*kind[:2], len(ids)) if kind else 0
-    content = np.asarray(ids, kind[2] if kind else "<u2").tobytes()
-    path.write_bytes(header.tobytes() + content if kind else content)
+def write(path, ids):
+    np.asarray(ids, "<u2").tofile(path)
 
 
 def opened(folder, path):
     return prepare(DataConfig(source="bin", paths=(str(folder),), tokenizer=str(path)), quiet)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_both_splits_are_read_from_all_files(words, tmp_path, kind):
+def test_both_splits_are_read(words, tmp_path):
     path, tokens = words
-    half = len(tokens["train"]) // 2
-    write(tmp_path / "x_train_000001.bin", tokens["train"][:half], kind)
-    write(tmp_path / "x_train_000002.BIN", tokens["train"][half:], kind)
-    write(tmp_path / "x_val_000000.bin", tokens["val"], kind)
+    write(tmp_path / "x_train_000001.BIN", tokens["train"])
+    write(tmp_path / "x_val_000000.bin", tokens["val"])
     data = opened(tmp_path, path)
     assert data.train.ids[:].tolist() == tokens["train"]
     assert data.val.ids[:].tolist() == tokens["val"]
     assert data.val.bytes == 9 * len(LINES[1].encode())  # for bits per byte
+    write(tmp_path / "x_train_000002.bin", tokens["train"])
+    with pytest.raises(UserError, match=r"there are 2 files of train tokens .* joined by cat"):
+        opened(tmp_path, path)
+
+
+@pytest.mark.parametrize("magic", token_files.HEADERS)
+def test_a_header_is_refused(words, tmp_path, magic):
+    path, tokens = words
+    header = np.array([magic, 1, 9] + [0] * 253, "<i4")
+    for split in ("train", "val"):
+        content = header.tobytes() + np.asarray(tokens[split], "<u2").tobytes()
+        (tmp_path / f"{split}.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"has the header of llm.c.*offset=1024"):
+        opened(tmp_path, path)
+    for split in ("train", "val"):
+        own = tmp_path / f"{split}.bin"
+        np.fromfile(own, "<u2", offset=1024).tofile(own)
+    assert opened(tmp_path, path).train.ids[:].tolist() == tokens["train"]
 
 
 def test_tokens_of_characters_have_their_bytes(tmp_path):
@@ -132,14 +127,13 @@ def test_one_text_for_both_splits_is_refused(words, tmp_path, how):
         write(tmp_path / "val.bin", tokens["train"])
     elif how == "a link":
         (tmp_path / "val.bin").symlink_to(tmp_path / name)
-    with pytest.raises(UserError, match=r"validation text in .* is equal to one of training text"):
+    with pytest.raises(UserError, match=r"validation text .* is equal to the training text"):
         opened(tmp_path, path)
 
 
 BAD = {
-    b"\1\0\2": "train.bin has 1 tokens of uint16 and 1 bytes, .*: it is truncated",
+    b"\1\0\2": "train.bin has 1 tokens of uint16 and 1 bytes: it is truncated",
     b"\xff\xff": "train.bin has the token 65535, .* has 2.. tokens",
-    np.array([20240520, 1, 9] + [0] * 253, "<i4").tobytes(): "0 tokens of .* or another header",
     np.array([5, -1, 7] * 99, "<i4").tobytes(): "token 65535, .* no uint16",
 }
 
@@ -156,7 +150,7 @@ def test_bad_files_are_named(words, tmp_path, content, said):
 def test_pipes_and_nothing_are_refused(words, tmp_path):
     path, tokens = words
     write(tmp_path / "val.bin", tokens["val"])
-    with pytest.raises(UserError, match=r"there are no train tokens in .*: give"):
+    with pytest.raises(UserError, match=r"there are no files of train tokens in .*: give"):
         opened(tmp_path, "no tokenizer")  # files are looked for first
     os.mkfifo(tmp_path / "train.bin")
     with pytest.raises(UserError, match=r"train\.bin is no regular file"):
@@ -174,4 +168,4 @@ def test_characters_of_nanogpt_are_refused(tmp_path):
     (tmp_path / "meta.pkl").touch()
     np.arange(9, dtype="<u2").tofile(tmp_path / "train.bin")
     with pytest.raises(UserError, match=r"meta.pkl says that these tokens are nanoGPT's"):
-        token_files.bins([str(tmp_path)], "train")
+        token_files.bin_of([str(tmp_path)], "train")

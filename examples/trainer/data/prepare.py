@@ -1,18 +1,19 @@
 """Turns a text into tokens once; later runs find them in the cache.
 
-A folder of the cache has the tokenizer, `.bin` files of both splits, and `index.json`, which is
-written after each pair of files, so that who continues an interrupted stream knows how many
-documents are on the disk. It says when the text is complete, and no other text is read.
+A folder of the cache has the tokenizer, `train.bin` and `val.bin` as nanoGPT writes them, and
+`index.json`. That says how many documents are on the disk, so that an interrupted stream goes on,
+and at the end that the text is complete, with a hash of each file.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -27,8 +28,9 @@ from examples.trainer.system.errors import DamagedFileError, UserError, load_pac
 Say = Callable[[str], None]
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
-SHARD_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted stream loses
-HASHED_BYTES = 2**28  # of larger splits only the sizes of files are compared
+SPLITS = ("train", "val")
+SAVED_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted stream loses
+HASHED_BYTES = 2**28  # of a larger file only the size is compared
 REMEDY = "A folder of the cache is made again after it was deleted."
 # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
 FINEWEB = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
@@ -38,21 +40,21 @@ def prepare(config: DataConfig, say: Say) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there."""
     if config.source == "bin":
         # Files that are missing are named before a tokenizer is fetched.
-        named = {split: token_files.bins(config.paths, split) for split in ("train", "val")}
+        named = [token_files.bin_of(config.paths, split) for split in SPLITS]
         words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
-        return token_files.read_bins(named, words)
+        return token_files.read_bins(*named, words)
     if config.source == "fineweb":
         return prepare_fineweb(config, say)
     return prepare_files(config, say)
 
 
 def prepare_files(config: DataConfig, say: Say) -> Dataset:
-    """The text of files, which is tokenized again if its folder is damaged."""
+    """The text of files, which is tokenized again if its folder is damaged or incomplete."""
     documents = corpus.read(config, say)
     given = tokenizer.named(config.tokenizer, config.end_token) if config.tokenizer else None
     made_by = given.to_str() if given else config.vocab_size
     content = "\0".join([f"{made_by} {config.val_fraction}", *documents])
-    folder = cache_folder() / f"text-{hash_of(content.encode())[:16]}"
+    folder = cache_folder() / f"tokens-{hash_of(content.encode())[:16]}"
     with writing(folder, say):
         try:
             if (index := read_index(folder)) and index.complete:
@@ -63,12 +65,11 @@ def prepare_files(config: DataConfig, say: Say) -> Dataset:
         size = sum(len(document.encode()) for document in documents)
         say(f"tokenizing {size:,} bytes of text, once, into {folder} ...")
         made = given or tokenizer.ready(tokenizer.train(train, config.vocab_size), config.end_token)
-        (folder / INDEX).unlink(missing_ok=True)
-        files.write_atomically(folder / TOKENIZER, made.to_str().encode())
-        writer = Writer(folder, say)
-        writer.fill(train, lambda text: "train")
-        writer.fill(val, lambda text: "val")
-        return writer.finish()
+        index = new_index(folder, made)
+        held_out = set(val)
+        return fill(
+            folder, index, [*train, *val], lambda x: "val" if x in held_out else "train", say
+        )
 
 
 def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
@@ -79,18 +80,22 @@ def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
     # The hub is not asked where the cache has the text.
     words = name if name in tokenizer.HUB else tokenizer.named(name).to_str()
     key = (FINEWEB, words, config.end_token, config.val_fraction, limit)
-    folder = cache_folder() / f"fineweb-{hash_of(repr(key).encode())[:16]}"
+    folder = cache_folder() / f"fineweb-tokens-{hash_of(repr(key).encode())[:16]}"
     with writing(folder, say):
-        if not (folder / TOKENIZER).exists():
-            made = tokenizer.named(name, config.end_token)
-            files.write_atomically(folder / TOKENIZER, made.to_str().encode())
-        if (index := read_index(folder)) and index.complete:
+        index = read_index(folder)
+        if index and index.complete:
             return open_folder(folder, index)
-        writer = Writer(folder, say)
-        say(f"streaming FineWeb, {writer.tokens:,} to {limit:,} tokens, once, into {folder} ...")
-        texts = stream(writer.index.read)
-        writer.fill(texts, lambda text: corpus.split_of(text, config.val_fraction), limit)
-        return writer.finish()
+        index = index or new_index(folder, tokenizer.named(name, config.end_token))
+        done = index.train.tokens
+        say(f"streaming FineWeb, {done:,} to {limit:,} tokens, once, into {folder} ...")
+        return fill(
+            folder,
+            index,
+            stream(index.read),
+            lambda text: corpus.split_of(text, config.val_fraction),
+            say,
+            limit,
+        )
 
 
 def stream(start: int) -> Iterator[str]:
@@ -104,22 +109,23 @@ def stream(start: int) -> Iterator[str]:
     except Exception as error:  # of the network, of the hub, of the package: no common class
         raise UserError(
             f"cannot get more of FineWeb from the Hugging Face hub: {error}. The same command"
-            " continues from the last complete file; without a network, train on files"
+            " continues from the last tokens on the disk; without a network, train on files"
             " (--data.paths)."
         ) from None
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A file of tokens."""
+@dataclasses.dataclass
+class Split:
+    """What is known of a file of tokens."""
 
-    sha256: str
-    """Hash of the tokens."""
-    bytes: int
+    tokens: int = 0
+    bytes: int = 0
     """Size in UTF-8 of the text that they stand for."""
+    sha256: str = ""
+    """Hash of the tokens, when the text is complete."""
 
 
-@dataclass
+@dataclasses.dataclass
 class Index:
     """What `index.json` holds."""
 
@@ -128,67 +134,80 @@ class Index:
     read: int = 0
     """Documents of the source that are in the files."""
     complete: bool = False
-    train: list[Shard] = field(default_factory=list)
-    val: list[Shard] = field(default_factory=list)
+    train: Split = dataclasses.field(default_factory=Split)
+    val: Split = dataclasses.field(default_factory=Split)
 
-    def shards(self, split: str) -> list[Shard]:
-        return self.train if split == "train" else self.val
-
-
-class Writer:
-    """Tokenizes documents into a folder with a tokenizer; goes on after what its index has."""
-
-    def __init__(self, folder: Path, say: Say):
-        self.folder, self.say = folder, say
-        self.index = read_index(folder) or Index(hash_of((folder / TOKENIZER).read_bytes()))
-        self.words = open_tokenizer(folder, self.index)
-        self.dtype = token_files.dtype_of(self.words)
-        self.tokens = len(open_split(folder, "train", self.index, self.dtype).ids)
-        """Tokens of training text, those that wait included."""
-        self.waiting: dict[str, list[np.ndarray]] = {"train": [], "val": []}
-        self.bytes = {"train": 0, "val": 0}
-        """Of the text that waits."""
-
-    def fill(
-        self, texts: Iterable[str], split_of: Callable[[str], str], limit: float = math.inf
-    ) -> None:
-        """Adds documents until there are `limit` training tokens."""
-        size = {"train": 0, "val": 0}
-        for text, ids in tokenizer.encode(self.words, texts):
-            if self.tokens >= limit:
-                return
-            split = split_of(text)
-            self.waiting[split].append(np.asarray(ids, self.dtype))
-            self.bytes[split] += len(text.encode())
-            self.index.read += 1
-            self.tokens += len(ids) if split == "train" else 0
-            size[split] += len(ids)
-            if size[split] >= SHARD_TOKENS:
-                self.flush()
-                size = {"train": 0, "val": 0}
-
-    def flush(self) -> None:
-        """Writes what waits of each split as a file, and then the index that has them."""
-        for split, pieces in self.waiting.items():
-            if pieces:
-                ids, shards = np.concatenate(pieces), self.index.shards(split)
-                token_files.write(self.folder / shard(split, len(shards)), ids)
-                shards.append(Shard(hash_of(ids.data), self.bytes[split]))
-                pieces.clear()
-                self.bytes[split] = 0
-        content = json.dumps({"index": asdict(self.index)}, indent=1)
-        files.write_atomically(self.folder / INDEX, content.encode())
-        self.say(f"  {self.tokens:,} training tokens")
-
-    def finish(self) -> Dataset:
-        """Writes the rest, and that the text is complete."""
-        self.index.complete = True
-        self.flush()
-        return open_folder(self.folder, self.index)
+    def split(self, name: str) -> Split:
+        return self.train if name == "train" else self.val
 
 
-def shard(split: str, number: int) -> str:
-    return f"{split}-{number:05d}.bin"
+def new_index(folder: Path, words: Tokenizer) -> Index:
+    """That of an empty folder, into which it writes the tokenizer."""
+    content = words.to_str().encode()
+    (folder / INDEX).unlink(missing_ok=True)
+    files.write_atomically(folder / TOKENIZER, content)
+    return Index(hash_of(content))
+
+
+def fill(
+    folder: Path,
+    index: Index,
+    texts: Iterable[str],
+    split_of: Callable[[str], str],
+    say: Say,
+    limit: float = math.inf,
+) -> Dataset:
+    """Adds documents until there are `limit` training tokens, and then says that they are all."""
+    words = open_tokenizer(folder, index)
+    dtype = token_files.dtype_of(words)
+    with contextlib.ExitStack() as stack:
+        outputs = {name: stack.enter_context(end_of(folder, name, index, dtype)) for name in SPLITS}
+        unsaved = 0
+        for text, ids in tokenizer.encode(words, texts):
+            if index.train.tokens >= limit:
+                break
+            name = split_of(text)
+            outputs[name].write(np.asarray(ids, dtype).tobytes())
+            index.read += 1
+            index.split(name).tokens += len(ids)
+            index.split(name).bytes += len(text.encode())
+            unsaved += len(ids)
+            if unsaved >= SAVED_TOKENS:
+                save(folder, index, outputs.values(), say)
+                unsaved = 0
+        save(folder, index, outputs.values(), say)
+    for name in SPLITS:
+        with (folder / f"{name}.bin").open("rb") as file:
+            index.split(name).sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    index.complete = True
+    write_index(folder, index)
+    return open_folder(folder, index)
+
+
+def end_of(folder: Path, name: str, index: Index, dtype: np.dtype) -> BinaryIO:
+    """The file of a split, open behind the tokens that the index has; what follows is cut off."""
+    path, size = folder / f"{name}.bin", index.split(name).tokens * dtype.itemsize
+    files.check_regular(path)
+    if size and (not path.exists() or path.stat().st_size < size):
+        raise DamagedFileError(f"{path} is not as written. {REMEDY}")
+    file = path.open("r+b" if size else "wb")
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def save(folder: Path, index: Index, outputs: Iterable[Any], say: Say) -> None:
+    """Writes what waits of both files, and then the index that has it."""
+    for file in outputs:
+        file.flush()
+        os.fsync(file.fileno())
+    write_index(folder, index)
+    say(f"  {index.train.tokens:,} training tokens")
+
+
+def write_index(folder: Path, index: Index) -> None:
+    content = json.dumps({"index": dataclasses.asdict(index)}, indent=1)
+    files.write_atomically(folder / INDEX, content.encode())
 
 
 def hash_of(content: bytes | memoryview) -> str:
@@ -200,8 +219,7 @@ def read_index(folder: Path) -> Index | None:
     files.check_regular(path)
     try:
         fields = json.loads(path.read_bytes())["index"]
-        shards = {split: [Shard(**x) for x in fields[split]] for split in ("train", "val")}
-        return Index(**(fields | shards))
+        return Index(**(fields | {name: Split(**fields[name]) for name in SPLITS}))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
@@ -212,30 +230,28 @@ def open_folder(folder: Path, index: Index) -> Dataset:
     """The text of a folder that is complete."""
     words = open_tokenizer(folder, index)
     dtype = token_files.dtype_of(words)
-    train, val = (open_split(folder, split, index, dtype) for split in ("train", "val"))
+    train, val = (open_split(folder / f"{name}.bin", index.split(name), dtype) for name in SPLITS)
     return token_files.dataset(words, index.tokenizer, train, val)
 
 
 def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
     path = folder / TOKENIZER
     files.check_regular(path)
-    check_hash(path, path.read_bytes(), index.tokenizer)
+    check(path, hash_of(path.read_bytes()) == index.tokenizer)
     return tokenizer.load(path)
 
 
-def open_split(folder: Path, split: str, index: Index, dtype: np.dtype) -> Tokens:
+def open_split(path: Path, known: Split, dtype: np.dtype) -> Tokens:
     """A split of the text. Unless it is large, all tokens are read and hashed."""
-    shards = index.shards(split)
-    hashes = [x.sha256 for x in shards]
-    parts = [token_files.open_file(folder / shard(split, i), dtype) for i in range(len(hashes))]
-    if sum(map(len, parts)) * dtype.itemsize <= HASHED_BYTES:
-        for part, expected in zip(parts, hashes, strict=True):
-            check_hash(part.path, part[:].data, expected)
-    return token_files.joined(parts, sum(x.bytes for x in shards), hashes)
+    ids = token_files.open_file(path, dtype)
+    check(path, len(ids) == known.tokens)
+    if len(ids) * dtype.itemsize <= HASHED_BYTES:
+        check(path, hash_of(ids[:].data) == known.sha256)
+    return token_files.tokens(ids, known.bytes, known.sha256)
 
 
-def check_hash(path: Path, content: bytes | memoryview, expected: str) -> None:
-    if hash_of(content) != expected:
+def check(path: Path, is_as_written: bool) -> None:
+    if not is_as_written:
         raise DamagedFileError(f"{path} is not as written. {REMEDY}")
 
 

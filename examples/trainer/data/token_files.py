@@ -1,16 +1,13 @@
-"""Tokens on disk, of our own and of nanoGPT, llm.c and modded-nanogpt, read window by window.
+"""Files of tokens, of our own and of nanoGPT, read window by window.
 
-A `.bin` file begins with 256 little-endian int32, of which the first three are a magic number, a
-version and the number of tokens: 20240520 and 1 before uint16, 20240801 and 7 before uint32
-(karpathy/llm.c, dev/data/data_common.py; modded-nanogpt has the first of them). nanoGPT's files
-have no header: they are uint16, or uint32 where the vocabulary has more than 65,536 tokens.
+A `.bin` file has tokens and nothing else: uint16, or uint32 where the vocabulary has more than
+65,536 tokens.
 """
 
-import bisect
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -21,9 +18,7 @@ from tokenizers import Tokenizer, decoders
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError
 
-HEADER = 256  # numbers of 4 bytes
-KINDS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
-"""Magic number to version and type of the tokens."""
+HEADERS = (20240520, 20240801)  # what files of llm.c begin with, in 1,024 bytes before the tokens
 BLOCK = 2**20  # tokens that are looked at together
 LOOKED = 2**26  # tokens of each file that are compared with the vocabulary
 ROW = 2**12  # tokens that are decoded together
@@ -50,7 +45,6 @@ class TokenFile:
     path: Path
     dtype: np.dtype
     tokens: int
-    offset: int
     version: tuple[int, int]
     """Size and time of the last change."""
 
@@ -59,9 +53,9 @@ class TokenFile:
 
     def __getitem__(self, index: slice) -> np.ndarray:
         start, stop, _ = index.indices(self.tokens)
-        size, offset = max(0, stop - start), self.offset + start * self.dtype.itemsize
-        stat = self.path.stat()
+        size, stat = max(0, stop - start), self.path.stat()
         if (stat.st_size, stat.st_mtime_ns) == self.version:
+            offset = start * self.dtype.itemsize
             found = np.fromfile(self.path, self.dtype, size, offset=offset)
             if len(found) == size:
                 return found
@@ -69,31 +63,6 @@ class TokenFile:
             f"{self.path} was changed after it had been opened: put back the file, and start again"
             " or resume."
         )
-
-
-class Joined:
-    """Arrays that are read as if they were concatenated; a slice copies only its own elements.
-
-    So a window may begin in one file and end in the next, and batches do not depend on where a
-    text was cut.
-    """
-
-    def __init__(self, parts: Sequence[Slices]):
-        self.parts = parts
-        self.starts = list(itertools.accumulate(map(len, parts), initial=0))
-
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def __getitem__(self, index: slice) -> np.ndarray:
-        start, stop, _ = index.indices(len(self))
-        first = bisect.bisect_right(self.starts, start, hi=len(self.parts)) - 1
-        after = max(first + 1, bisect.bisect_left(self.starts, stop, hi=len(self.parts)))
-        pieces = [
-            part[max(0, start - begin) : max(0, stop - begin)]
-            for part, begin in zip(self.parts[first:after], self.starts[first:after], strict=True)
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 class Meta(NamedTuple):
@@ -111,7 +80,7 @@ class Tokens(NamedTuple):
     bytes: int
     """Size in UTF-8 of the text, for bits per byte; 0 for training text of .bin files."""
     sha256: str
-    """Hash of the hashes of its files."""
+    """Stands for the content."""
 
     @property
     def meta(self) -> Meta:
@@ -129,9 +98,8 @@ class Dataset:
     """Identifies the content: equal keys mean equal tokens."""
 
 
-def joined(parts: Sequence[Slices], n_bytes: int, hashes: Sequence[str]) -> Tokens:
-    """One text of several files, which are given with the hashes of their content."""
-    return Tokens(Joined(parts), n_bytes, hashlib.sha256("".join(hashes).encode()).hexdigest())
+def tokens(ids: Slices, n_bytes: int, digest: str) -> Tokens:
+    return Tokens(ids, n_bytes, hashlib.sha256(digest.encode()).hexdigest())
 
 
 def dataset(tokenizer: Tokenizer, words: str, train: Tokens, val: Tokens) -> Dataset:
@@ -145,52 +113,38 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
     return np.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
 
 
-def write(path: Path, ids: np.ndarray) -> None:
-    """Writes tokens of a type of `KINDS`, with a header."""
-    header = np.zeros(HEADER, "<i4")
-    magic = next(number for number, (_, kind) in KINDS.items() if kind == ids.dtype)
-    header[:3] = magic, KINDS[magic][0], len(ids)
-    files.write_atomically(path, header.tobytes() + ids.tobytes())
-
-
-def open_file(path: Path, plain: np.dtype) -> TokenFile:
-    """The tokens of a file; without a header they are of the type `plain`."""
+def open_file(path: Path, dtype: np.dtype) -> TokenFile:
     files.check_regular(path)
     stat = path.stat()
-    magic, *written = [*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0][:3]
-    version, dtype = KINDS.get(magic, (0, plain))
-    offset = 4 * HEADER if version else 0
-    tokens, rest = divmod(max(0, stat.st_size - offset), dtype.itemsize)
-    if rest or (version and written != [version, tokens]):
+    count, rest = divmod(stat.st_size, dtype.itemsize)
+    if rest:
         raise DamagedFileError(
-            f"{path} has {tokens} tokens of {dtype.name} and {rest} bytes, or another header: it is"
-            " truncated, or of another type. Make it again."
+            f"{path} has {count} tokens of {dtype.name} and {rest} bytes: it is truncated, or of "
+            "another type. Make it again."
         )
-    return TokenFile(path, dtype, tokens, offset, (stat.st_size, stat.st_mtime_ns))
+    return TokenFile(path, dtype, count, (stat.st_size, stat.st_mtime_ns))
 
 
-def read_bins(paths: Mapping[str, Sequence[Path]], tokenizer: Tokenizer) -> Dataset:
-    """The text of files that another trainer wrote, by their split."""
-    plain, parts, hashes = dtype_of(tokenizer), {}, {}
-    for split, named in paths.items():
-        parts[split] = [open_file(path, plain) for path in named]
-        hashes[split] = list(map(digest_of, named))
-        for part in parts[split]:
-            check_ids(part, tokenizer.get_vocab_size())
-    if {*hashes["train"]} & {*hashes["val"]}:
+def read_bins(train: Path, val: Path, tokenizer: Tokenizer) -> Dataset:
+    """The text of files that nanoGPT wrote."""
+    dtype, found, hashes = dtype_of(tokenizer), [], []
+    for path in (train, val):
+        found.append(open_file(path, dtype))
+        hashes.append(digest_of(path))
+        check_ids(found[-1], tokenizer.get_vocab_size())
+    if hashes[0] == hashes[1]:
         raise UserError(
-            f"a file of validation text in {paths['val'][0].parent} is equal to one of training"
-            " text, so that the loss would be that of text that was trained on: give other"
-            " validation text."
+            f"the validation text {val} is equal to the training text, so that the loss would be"
+            " that of text that was trained on: give other validation text."
         )
     # Bits per byte need the bytes of the validation text alone.
-    n_bytes = {"train": 0, "val": count_bytes(tokenizer, Joined(parts["val"]))}
-    train, val = (joined(parts[x], n_bytes[x], hashes[x]) for x in ("train", "val"))
-    return dataset(tokenizer, tokenizer.to_str(), train, val)
+    sizes = 0, count_bytes(tokenizer, found[1])
+    both = (tokens(*each) for each in zip(found, sizes, hashes, strict=True))
+    return dataset(tokenizer, tokenizer.to_str(), *both)
 
 
-def bins(paths: Sequence[str], split: str) -> list[Path]:
-    """The .bin files with `train` or `val` in their names, of those given and in folders given."""
+def bin_of(paths: Sequence[str], split: str) -> Path:
+    """The .bin file with `train` or `val` in its name, of those given and in folders given."""
     if characters := [x / "meta.pkl" for x in map(Path, paths) if (x / "meta.pkl").exists()]:
         raise UserError(
             f"{characters[0]} says that these tokens are nanoGPT's characters, which no tokenizer"
@@ -202,22 +156,28 @@ def bins(paths: Sequence[str], split: str) -> list[Path]:
         for path in itertools.chain.from_iterable(inside)
         if path.suffix.lower() == ".bin" and split in re.split(r"[^a-z]+", path.name.lower())
     ]
-    if not found:
+    if len(found) != 1:
         raise UserError(
-            f"there are no {split} tokens in {', '.join(paths) or 'no --data.paths'}: give .bin"
-            f" files, or their folder, with {split} in the names, as {split}.bin."
+            f"there are {len(found) or 'no'} files of {split} tokens in "
+            f"{', '.join(paths) or 'no --data.paths'}: give one, as {split}.bin, or a folder with"
+            " one; several are joined by cat."
         )
-    return found
+    return found[0]
 
 
 def check_ids(found: TokenFile, words: int) -> None:
-    """Refuses tokens that are not in a vocabulary of so many words, and wider numbers."""
+    """Refuses tokens that are not in a vocabulary of so many words, wider numbers and headers."""
     first = found[:BLOCK]
-    if not found.offset and np.count_nonzero(first) >= ENOUGH and not first[1::2].any():
+    if first[:8].tobytes()[:4] in [magic.to_bytes(4, "little") for magic in HEADERS]:
+        raise UserError(
+            f"{found.path} has the header of llm.c. Write it again without, by "
+            f"np.fromfile(PATH, {found.dtype.str!r}, offset=1024).tofile(PATH)."
+        )
+    if np.count_nonzero(first) >= ENOUGH and not first[1::2].any():
         raise UserError(
             f"{found.path} seems to hold numbers of more bits than {found.dtype.name}, as every"
             " second one is 0. Write it again as that, by np.fromfile(PATH, TYPE)"
-            f".astype({found.dtype.str!r}).tofile(PATH), or with the header of llm.c."
+            f".astype({found.dtype.str!r}).tofile(PATH)."
         )
     for start in range(0, min(len(found), LOOKED), BLOCK):
         if (largest := found[start : start + BLOCK].max()) >= words:
