@@ -4,6 +4,7 @@ The folder has weights, configuration and tokenizer. The networks are GPT-2's (`
 and LLaMA's (`LlamaForCausalLM`). Names are those of their configurations in transformers 5.23.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -19,11 +20,12 @@ from tokenizers import Tokenizer
 from examples.trainer.data.tokenizer import begin_with, end_of
 from examples.trainer.models.blocks import NORM_EPSILON
 from examples.trainer.models.llama import ROPE_BASE
-from examples.trainer.models.state_dict import to_state_dict
+from examples.trainer.models.state_dict import sizes_of, to_state_dict
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef
 from examples.trainer.settings.model import ModelConfig, hidden_width
 from examples.trainer.system.errors import UserError, command, load_package
+from examples.trainer.system.files import read_json, shown
 
 DType = Literal["float32", "bfloat16"]
 TRANSPOSED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
@@ -84,6 +86,65 @@ def weights(params: optax.Params, config: ModelConfig, dtype: DType) -> dict[str
         array = x.astype(jnp.dtype(dtype), copy=False)
         found[name] = np.ascontiguousarray(array.T if transposed else array)
     return found
+
+
+def read_weights(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays of a folder by the names of the trainer, as (out, in); also those of the hub."""
+    numpy = load_package("safetensors.numpy", "--init-from", "hf")
+    found: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= numpy.load_file(path)
+    if not found:
+        raise UserError(f"{folder} is neither a run nor a folder with model.safetensors.")
+    if read_values(folder)["model_type"] == "gpt2":
+        full = re.compile(r"^(?!transformer\.|lm_head)")  # the hub's own lack the first part
+        found = {full.sub("transformer.", name): x for name, x in found.items()}
+        found = {name: x.T if TRANSPOSED.search(name) else x for name, x in found.items()}
+    return {name: x for name, x in found.items() if not MASKS.search(name)}
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """The configuration of a folder."""
+    path = folder / "config.json"
+    if not path.exists():
+        raise UserError(f"{folder} is neither a run nor a folder of transformers: no config.json.")
+    return read_json(path)
+
+
+def read_network(folder: Path) -> ModelConfig:
+    """The network of a folder; raises `UserError` for one that is none of the trainer's."""
+    values = read_values(folder)
+    is_gpt = values.get("model_type") == "gpt2"
+    if not is_gpt and values.get("model_type") != "llama":
+        raise UserError(f"{folder} has a {values.get('model_type')}, neither a gpt2 nor a llama.")
+    heads, length = NAMES["gpt" if is_gpt else "llama"]
+    weights = read_weights(folder)
+    config, words = sizes_of(
+        weights, "gpt" if is_gpt else "llama", int(values[heads]), int(values[length])
+    )
+    config = dataclasses.replace(config, final_norm="layer" if is_gpt else "rms")
+    expected = configuration(config, words, "float32", 0)
+    for name in sorted(expected.keys() & values.keys() - FREE):
+        if values[name] not in (expected[name], None):
+            raise UserError(
+                f"{folder}/config.json: {name} is {shown(values[name])}, and the trainer's network"
+                f" has {shown(expected[name])}."
+            )
+    return config
+
+
+NAMES = {
+    "gpt": ("n_head", "n_positions"),
+    "llama": ("num_attention_heads", "max_position_embeddings"),
+}
+FREE = {"architectures", "bos_token_id", "eos_token_id", "torch_dtype", "rope_parameters"} | {
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+}
+"""Values of `config.json` that change no logit."""
+MASKS = re.compile(r"\.attn\.(masked_)?bias$")
+"""Buffers that older versions of transformers kept beside the weights."""
 
 
 def check_expressible(config: ModelConfig) -> None:

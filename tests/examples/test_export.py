@@ -9,10 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from examples import export
+from examples.train import main
 from examples.trainer.models.state_dict import from_state_dict
 from examples.trainer.system.errors import UserError
 from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, params_of, write
-from tests.support.trainer import on_devices, train
+from tests.support.trainer import losses, on_devices, train
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
@@ -83,3 +84,35 @@ def test_the_command_exports_a_run(text, tmp_path, capsys):
     assert "step 1 of" in capsys.readouterr().out
     arrays = safetensors_numpy.load_file(tmp_path / "hf" / "model.safetensors")
     assert {str(x.dtype) for x in arrays.values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_run_begins_from_the_weights_of_a_run_or_of_an_export(text, tmp_path, family):
+    """The first loss is that of the weights; the network and the tokenizer are theirs."""
+    rate = ("--optimizer.learning-rate", "0", "--steps", "1")
+    model = ("--model.family", family, *(("--model.final-norm", "layer") * (family == "gpt")))
+    with on_devices(1):
+        assert train(text, tmp_path, "--name", "x", *model) == 0
+        assert export.main([str(tmp_path / "x"), str(tmp_path / "hf")]) == 0
+        end = losses(tmp_path / "x", "val_loss")[24]
+        for name, source, scan in (("a", "x", ()), ("b", "hf", ("--model.scan",))):
+            given = ("--init-from", str(tmp_path / source), "--model.n-layer", "3")
+            assert train(text, tmp_path, "--name", name, *given, *rate, *scan) == 0
+            assert losses(tmp_path / name, "val_loss")[1] == pytest.approx(end, abs=2e-5)
+            tokenizers = {(tmp_path / x / "tokenizer.json").read_text() for x in ("x", name)}
+            assert len(tokenizers) == 1 or source == "hf"
+
+
+def test_weights_of_another_network_are_refused(tmp_path, capsys):
+    write(tmp_path / "out", LLAMA, params_of(LLAMA))
+    path = tmp_path / "out" / "config.json"
+    values = json.loads(path.read_text())
+    for change, words in (
+        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, and the trainer's network has 4"),
+        ({"model_type": "qwen3"}, "has a qwen3, neither a gpt2 nor a llama"),
+    ):
+        path.write_text(json.dumps({**values, **change}))
+        assert main(["gpt-micro", "--init-from", str(tmp_path / "out")]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["gpt-micro", "--init-from", str(tmp_path)]) == 2
+    assert "neither a run nor a folder of transformers" in capsys.readouterr().err

@@ -11,8 +11,15 @@ from rich.console import Console
 
 from examples.train import main
 from examples.trainer.data.loader import prefetch
-from examples.trainer.runs import metrics, progress
-from examples.trainer.runs.metrics import GRADIENT_NORM, MFU, TOKENS_PER_SECOND, read_metrics
+from examples.trainer.runs import metrics, progress, report
+from examples.trainer.runs.metrics import (
+    ADAM_RATE,
+    GRADIENT_NORM,
+    LEARNING_RATE,
+    MFU,
+    TOKENS_PER_SECOND,
+    read_metrics,
+)
 from examples.trainer.runs.progress import Display
 from examples.trainer.system import chips
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
@@ -186,3 +193,17 @@ def test_against_another_rule_draws_both_curves(tmp_path, text, capsys):
     assert config[0] == config[1]
     assert train(text, tmp_path, "--name", "y", "--against", "muonplus") == 2
     assert "the run itself has that rule" in capsys.readouterr().err
+
+
+def test_a_profile_of_a_few_steps(tmp_path, text):
+    assert train(text, tmp_path, "--name", "x", "--profile", "2", "--steps", "6") == 0
+    assert list((tmp_path / "x" / "profile").rglob("*.xplane.pb"))
+
+
+def test_the_picture_has_the_rates():
+    records = [
+        {"step": i, "train_loss": 1.0, LEARNING_RATE: 0.1, ADAM_RATE: 0.2, "val_loss": 1.0}
+        for i in (1, 2)
+    ]
+    below = report.draw_losses(records, "x").axes[1]
+    assert [line.get_ydata()[0] for line in below.get_lines()] == [0.1, 0.2]

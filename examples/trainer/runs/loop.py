@@ -19,13 +19,14 @@ from examples.trainer.data.loader import Loader, enough, place_batch, prefetch
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
+from examples.trainer.runs import initial
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import Observer, Recorder, work_of
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
 from examples.trainer.training.evaluate import batches, evaluate
-from examples.trainer.training.step import Functions, TrainState
+from examples.trainer.training.step import Functions, TrainState, shardings_of
 
 # glibc gives large arrays back to the system when they are free, so that every step on a CPU asks
 # for its memory again, and the system fills that with zeros: a third of the time of a small model.
@@ -128,10 +129,12 @@ def execute(
     folder: Path,
     observers: Sequence[Observer],
     show_setup: Callable[[TrainState, int], None],
+    profile: int = 0,
 ) -> Outcome:
     """Trains from the last checkpoint to the end or a stop.
 
-    Calls `show_setup` with the initial state and its step.
+    Calls `show_setup` with the initial state and its step. Of the first steps `profile` are
+    recorded by JAX's profiler.
     """
     config, functions, rows = run.config, run.functions, sharding.of_batch(run.mesh)
     loader, rates = run.loader, optimizers.rates(config.optimizer)
@@ -148,7 +151,8 @@ def execute(
         for observer in observers:
             observer.begin(step)
             stack.callback(observer.close)
-        steps = range(step, config.steps)
+        steps, recorded = range(step, config.steps), Profile(folder / "profile", step, profile)
+        stack.callback(recorded.stop)
         batches = stack.enter_context(prefetch(lambda i: place_batch(loader, i, rows), steps))
 
         def save() -> None:
@@ -156,6 +160,7 @@ def execute(
             recorder.saved = step
 
         while step < config.steps and not requests.stop(step):
+            recorded.before(step, state)
             asked = time.monotonic()
             batch = next(batches)
             waited = time.monotonic() - asked
@@ -183,4 +188,32 @@ def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     """The state that a run goes on from, and its step: saved, or new."""
     if saved := checkpoints.manager.latest_step():
         return checkpoints.restore(saved, run.functions.abstract), saved
-    return run.functions.init(run.config.seed), 0
+    if not run.config.init_from:
+        return run.functions.init(run.config.seed), 0
+    words, abstract = run.dataset.tokenizer.get_vocab_size(), run.functions.abstract.params
+    params = initial.load(Path(run.config.init_from), run.config.model, words)
+    placed = jax.device_put(params, shardings_of(abstract))
+    return run.functions.init_from(placed, run.config.seed), 0
+
+
+class Profile:
+    """JAX's profile of some steps, from the third on: the first ones are compiled."""
+
+    def __init__(self, folder: Path, step: int, count: int):
+        self.folder, self.first, self.end = folder, step + 2, step + 2 + count
+        self.on = False
+
+    def before(self, step: int, state: TrainState) -> None:
+        """Begins or ends the record, if it is time before this step."""
+        if step == self.first < self.end:
+            jax.block_until_ready(state)
+            jax.profiler.start_trace(self.folder)
+            self.on = True
+        elif step == self.end:
+            jax.block_until_ready(state)
+            self.stop()
+
+    def stop(self) -> None:
+        if self.on:
+            jax.profiler.stop_trace()
+        self.on = False

@@ -28,6 +28,8 @@ LOADING = "throughput/loading_time"
 MFU = "throughput/mfu"
 GRADIENT_NORM = "grad/norm/total"
 VAL_LOSS = "val_loss"
+LEARNING_RATE = "optim/learning_rate"
+ADAM_RATE = "optim/adam_lr"
 
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite; one more ends the run
 
@@ -152,8 +154,8 @@ class Recorder:
         figures = {
             "train_loss": value,
             GRADIENT_NORM: rounded(measured.grad_norm),
-            "optim/learning_rate": rounded(measured.rates.matrices),
-            "optim/adam_lr": rounded(measured.rates.rest),
+            LEARNING_RATE: rounded(measured.rates.matrices),
+            ADAM_RATE: rounded(measured.rates.rest),
         }
         if self.clock is not None:
             figures |= self.work.measured(now - self.clock)

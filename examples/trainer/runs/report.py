@@ -15,7 +15,15 @@ from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
-from examples.trainer.runs.metrics import METRICS, MFU, TOKENS_PER_SECOND, VAL_LOSS, read_metrics
+from examples.trainer.runs.metrics import (
+    ADAM_RATE,
+    LEARNING_RATE,
+    METRICS,
+    MFU,
+    TOKENS_PER_SECOND,
+    VAL_LOSS,
+    read_metrics,
+)
 from examples.trainer.settings.model import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
@@ -56,15 +64,26 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
 
 
 def plot_losses(records: Sequence[dict[str, Any]], title: str, file: IO[bytes]) -> None:
+    save_figure(draw_losses(records, title), file, format="png")
+
+
+def draw_losses(records: Sequence[dict[str, Any]], title: str) -> Figure:
+    """Losses above, and the learning rates below."""
     train, val = curve(records, "train_loss"), curve(records, VAL_LOSS)
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(7, 5.2), layout="constrained")
+    axes, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
     axes.plot([*train], [*train.values()], color=BLUE, linewidth=1, alpha=0.7, label="training")
     label = f"validation, at the end {[*val.values()][-1]:.3f}"
     axes.plot([*val], [*val.values()], color=ORANGE, marker="o", label=label)
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
+    axes.set(ylabel="loss (nats per token)", title=title)
     axes.legend(frameon=False)
-    save_figure(figure, file, format="png")
+    matrices, rest = curve(records, LEARNING_RATE), curve(records, ADAM_RATE)
+    below.plot([*matrices], [*matrices.values()], color=BLUE, label="matrices")
+    if rest != matrices:
+        below.plot([*rest], [*rest.values()], color=ORANGE, label="others")
+        below.legend(frameon=False)
+    below.set(xlabel="step", ylabel="rate")
+    return figure
 
 
 def write_results(folder: Path, sample: str) -> tuple[str, float]:

@@ -128,6 +128,9 @@ class RunConfig:
     """Folder under runs_dir; empty: the first unused of <preset>-<optimizer>, ...-2, ...-3."""
     runs_dir: str = "runs"
     """Where run folders are made."""
+    init_from: str = ""
+    """Begin from the weights of a run, or of a folder that examples.export or transformers wrote,
+    with their network and tokenizer."""
     seed: CountOrZero = 0
     """Decides the initial parameters, the order of the data and the sample."""
     steps: Count = 400
@@ -168,5 +171,7 @@ class MachineConfig:
     """Number of processes, if they do not find each other."""
     process_id: int | None = None
     """Number of this process, from 0, if they do not find each other."""
+    profile: CountOrZero = 0
+    """Record so many steps, from the third on, with JAX's profiler, into the folder of the run."""
     tracker: tuple[TrackerName, ...] = ()
     """Dashboards that get the figures of metrics.jsonl too."""
