@@ -23,7 +23,7 @@ from examples.trainer.models.llama import ROPE_BASE
 from examples.trainer.models.state_dict import sizes_of, to_state_dict
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef
-from examples.trainer.settings.model import ModelConfig, hidden_width
+from examples.trainer.settings.run import ModelConfig, hidden_width
 from examples.trainer.system.errors import UserError, command, load_package
 from examples.trainer.system.files import read_json, shown
 

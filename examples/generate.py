@@ -6,10 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from examples.trainer.models.sampling import DEFAULT, Sampling
 from examples.trainer.runs import trained
 from examples.trainer.runs.report import sample_text
-from examples.trainer.runs.trained import CheckpointRef
+from examples.trainer.runs.trained import DEFAULT, CheckpointRef, Sampling
 from examples.trainer.settings import validation
 from examples.trainer.settings.validation import Count, CountOrZero
 from examples.trainer.system.errors import command

@@ -22,9 +22,8 @@ from tqdm import tqdm
 from examples.trainer.data.loader import place_rows
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models import sharding
-from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.runs import trained
-from examples.trainer.runs.trained import CheckpointRef, TrainedModel
+from examples.trainer.runs.trained import CheckpointRef, Sampling, TrainedModel, sample_ids
 from examples.trainer.system.errors import UserError, command
 from examples.trainer.system.files import write_atomically
 

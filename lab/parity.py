@@ -29,8 +29,14 @@ from examples.trainer.models import sharding
 from examples.trainer.models.state_dict import from_state_dict, sizes_of
 from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.settings import validation
-from examples.trainer.settings.model import Family, ModelConfig, hidden_width
-from examples.trainer.settings.run import Norm, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import (
+    Family,
+    ModelConfig,
+    Norm,
+    OptimizerConfig,
+    RunConfig,
+    hidden_width,
+)
 from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers

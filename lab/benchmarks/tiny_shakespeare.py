@@ -19,8 +19,7 @@ import tyro
 from tokenizers import Tokenizer, models
 
 from examples.trainer.settings.data import DataConfig
-from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import Name, Norm, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import ModelConfig, Name, Norm, OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.system.files import write_atomically
 from lab.benchmarks import columns, records

@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, NamedTuple
 
 from examples.trainer.data.token_files import Dataset
-from examples.trainer.settings.command_line import Unprefixed, choose_preset
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.command_line import PRESETS, Unprefixed, choose_preset
 from examples.trainer.settings.run import RunConfig, check_taken
-from examples.trainer.settings.validation import differences, from_dict
+from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from lab.sweeps.grid import VARIED, Grid
@@ -85,6 +84,27 @@ def read(path: Path) -> dict[str, Any]:
             f"{path} was not written by this version: {error}. Put it back, or choose another "
             "--name."
         ) from None
+
+
+MISSING: Final = object()
+
+
+class Difference(NamedTuple):
+    """An entry that is another, with `MISSING` on the side that lacks it."""
+
+    name: str
+    """Its keys, joined by dots."""
+    old: Any
+    new: Any
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[Difference]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            below = f"{name}.{key}" if name else key
+            yield from differences(old.get(key, MISSING), new.get(key, MISSING), below)
+    elif old != new:
+        yield Difference(name, old, new)
 
 
 def shared_config(config: RunConfig) -> RunConfig:

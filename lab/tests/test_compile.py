@@ -5,7 +5,7 @@ import re
 import pytest
 
 from examples.trainer.settings.command_line import parse
-from examples.trainer.settings.model import training_flops_per_token
+from examples.trainer.settings.run import training_flops_per_token
 from lab.compile import main, target_of
 from lab.compiled_programs import targets
 from tests.support.trainer import TOY

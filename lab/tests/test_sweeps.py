@@ -12,7 +12,7 @@ import pytest
 
 import optax_muonplus as omp
 from examples.trainer.settings import run as settings
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers

@@ -9,8 +9,8 @@ import unittest.mock
 import jax
 import pytest
 
-from examples.trainer.models import sampling
 from examples.trainer.runs import launch, report, trained
+from examples.trainer.runs import trained as sampling
 from examples.trainer.runs.trained import CheckpointRef
 from tests.support.trainer import on_devices, shared_functions, train
 

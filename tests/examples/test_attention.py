@@ -9,7 +9,7 @@ import pytest
 
 from examples.trainer.models import sharding
 from examples.trainer.models.blocks import choose, plain, splash
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import ModelConfig
 
 
 def random(shape, dtype="float32", n=4):

@@ -10,7 +10,7 @@ import pytest
 from examples.export import check_expressible
 from examples.trainer.data import corpus
 from examples.trainer.settings import command_line
-from examples.trainer.settings.presets import PRESETS, read_config_file
+from examples.trainer.settings.command_line import PRESETS, read_config_file
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 

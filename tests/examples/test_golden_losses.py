@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from examples.trainer.models import sharding
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import OptimizerConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_functions

@@ -11,9 +11,8 @@ import pytest
 
 import optax_muonplus as omp
 from examples.trainer.models import sharding
-from examples.trainer.settings.model import ModelConfig, training_flops_per_token
-from examples.trainer.settings.presets import PRESETS
-from examples.trainer.settings.run import OptimizerConfig
+from examples.trainer.settings.command_line import PRESETS
+from examples.trainer.settings.run import ModelConfig, OptimizerConfig, training_flops_per_token
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_init_params, make_model
 from tests.support.model_trees import leaves, stacked

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
 from examples.trainer.models import sharding
-from examples.trainer.settings.presets import PRESETS
+from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import DEFAULT_RATES, OptimizerConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_init_params

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from examples.trainer.settings import validation
-from examples.trainer.settings.presets import PRESETS, RECIPES, read_config_file
+from examples.trainer.settings.command_line import PRESETS, RECIPES, read_config_file
 
 PAPER = [name for name in PRESETS if not name.endswith(("tiny", "micro"))]
 PUBLISHED = RECIPES / "as_published"

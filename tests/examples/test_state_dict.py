@@ -9,7 +9,7 @@ import pytest
 
 from examples.trainer.models import state_dict
 from examples.trainer.models.state_dict import abstract, from_state_dict, sizes_of, to_state_dict
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
 from tests.support.model_trees import leaves
 

@@ -11,8 +11,7 @@ import pytest
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.models import sharding
 from examples.trainer.models.sharding import make_mesh
-from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.settings.run import ModelConfig, OptimizerConfig, RunConfig
 from examples.trainer.training import loss as training_loss
 from examples.trainer.training.evaluate import evaluate, perplexity, short
 from examples.trainer.training.loss import NO_TARGET, head_loss

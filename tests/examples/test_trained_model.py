@@ -8,11 +8,10 @@ import pytest
 from examples import generate
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import end_id
-from examples.trainer.models.sampling import Sampling, sample_ids
 from examples.trainer.runs import trained
 from examples.trainer.runs.metrics import METRICS, read_metrics
-from examples.trainer.runs.trained import CheckpointRef
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.runs.trained import CheckpointRef, Sampling, sample_ids
+from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.evaluate import evaluate
 from tests.support.trained_model import logits_after

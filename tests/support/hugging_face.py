@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from examples.export import write_folder
 from examples.trainer.models import sharding
 from examples.trainer.models.state_dict import abstract
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.settings.run import ModelConfig
 from examples.trainer.training.step import make_forward
 
 V, T = 257, 12

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.trainer.models import sharding
-from examples.trainer.settings.model import ModelConfig, head_size
+from examples.trainer.settings.run import ModelConfig, head_size
 
 STD = 0.02  # GPT-2's, the paper's GPT's, and that of the LLaMA in Hugging Face transformers
 NORM_EPSILON = 1e-5  # added to the variance under the root, in all norms but GPT's RMSNorm

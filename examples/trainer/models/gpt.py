@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.trainer.models import blocks, sharding
-from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
+from examples.trainer.settings.run import ModelConfig, head_size, hidden_width
 
 FINAL_EPSILON = 1e-6  # under the root of the RMSNorm, as in the paper's code
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from examples.trainer.models import blocks, sharding
-from examples.trainer.settings.model import ModelConfig, head_size, hidden_width
+from examples.trainer.settings.run import ModelConfig, head_size, hidden_width
 
 ROPE_BASE = 10_000.0  # the slowest pair makes a full turn in about 2 pi times as many tokens
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from examples.trainer.settings.model import Family, ModelConfig
+from examples.trainer.settings.run import Family, ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import make_init_params
 

@@ -12,8 +12,7 @@ from examples.trainer.models.state_dict import from_state_dict, to_state_dict
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs import trained
 from examples.trainer.runs.trained import CheckpointRef
-from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.system.errors import UserError
 
 OWN = ("compute_dtype", "param_dtype", "attention", "remat", "scan")

@@ -14,8 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from examples.trainer.runs.processes import is_first
-from examples.trainer.settings.model import training_flops_per_token
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import RunConfig, training_flops_per_token
 from examples.trainer.system import chips
 from examples.trainer.system.errors import Diverged
 from examples.trainer.system.files import read_json_lines, write_atomically

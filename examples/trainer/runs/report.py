@@ -14,7 +14,6 @@ from matplotlib.text import Text
 from tokenizers import Tokenizer
 
 from examples.trainer.data.tokenizer import end_id, ids_of
-from examples.trainer.models.sampling import DEFAULT, Sampling, sample_ids
 from examples.trainer.runs.metrics import (
     ADAM_RATE,
     LEARNING_RATE,
@@ -24,7 +23,8 @@ from examples.trainer.runs.metrics import (
     VAL_LOSS,
     read_metrics,
 )
-from examples.trainer.settings.model import ModelConfig
+from examples.trainer.runs.trained import DEFAULT, Sampling, sample_ids
+from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import short

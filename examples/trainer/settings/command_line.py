@@ -1,18 +1,21 @@
-"""The command line of the trainer: a preset or recipe with flags, or a run to continue."""
+"""The command line of the trainer: a preset, recipe or file with flags, or a run to continue."""
 
+import dataclasses
+import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from examples.trainer.settings.presets import DEFAULT_PRESET, PRESETS, read_config_file
 from examples.trainer.settings.run import MachineConfig, Name, RunConfig, check_taken
-from examples.trainer.settings.validation import Count, FiniteOrZero
+from examples.trainer.settings.validation import Count, FiniteOrZero, from_dict
 from examples.trainer.system.errors import UserError
 
 PROGRAM = "python -m examples.train"
+DEFAULT_PRESET = "gpt-tiny"
 DESCRIPTION = f"""Pretrains a language model.
 
 `{PROGRAM}` alone runs the preset {DEFAULT_PRESET}; flags without a preset change that one.
@@ -28,6 +31,57 @@ DESCRIPTION = f"""Pretrains a language model.
 
 `{PROGRAM} --resume runs/NAME` continues a run that was stopped; only flags about the machine, such
 as --mesh, and --steps, which makes it longer, go with it (`{PROGRAM} --resume --help`)."""
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+"""Rows of the Muon+ paper's tables of hyperparameters (arXiv 2602.21545), and presets. A file may
+have a `base`, whose settings it changes; that of `NAME-muon.toml` is NAME."""
+
+
+def read_config_file(path: Path, base: RunConfig) -> RunConfig:
+    """`base` with what a file gives; of a run's `config.json` all settings but those of its place.
+
+    Raises `UserError` for a setting that there is not, and for a value of another type or range.
+    """
+    values = content(path)
+    if "base" in values:
+        values = merged(content(path.parent / values.pop("base")), values)
+    try:
+        if "config" not in values:
+            return from_dict(RunConfig, merged(dataclasses.asdict(base), values))
+        return dataclasses.replace(
+            from_dict(RunConfig, values["config"]), name="", runs_dir=base.runs_dir
+        )
+    except ValueError as error:
+        raise UserError(f"{path}: {error}. Change it there.") from None
+
+
+def content(path: Path) -> dict[str, Any]:
+    read = json.loads if path.suffix == ".json" else tomllib.loads
+    try:
+        return read(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as TOML, or JSON if named so: {error}.") from None
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    found = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        found[key] = {**base[key], **value} if both else value
+    return found
+
+
+def read_presets() -> dict[str, tuple[str, RunConfig]]:
+    found: dict[str, tuple[str, RunConfig]] = {}
+    for path in sorted(RECIPES.glob("*.toml"), key=lambda path: path.stem):
+        _, base = found.get(path.stem.removesuffix("-muon"), ("", RunConfig()))
+        line, _, _ = path.read_text(encoding="utf-8").partition("\n")
+        found[path.stem] = line.removeprefix("# "), read_config_file(path, base)
+    return found
+
+
+PRESETS = read_presets()
+"""Name to (one line of help, configuration)."""
 
 DEFAULT_MACHINE = MachineConfig()
 Unprefixed = tyro.conf.arg(name="")  # --steps rather than --config.steps

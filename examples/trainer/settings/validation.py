@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Annotated, Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import pydantic_core
@@ -72,24 +71,3 @@ def problems(error: pydantic.ValidationError, flag: str = "") -> str:
         name = flag + name.replace("_", "-") if flag else name
         found.append(f"{name} is {shown(one['input'])}: {sentence}")
     return "; ".join(found)
-
-
-MISSING: Final = object()
-
-
-class Difference(NamedTuple):
-    """An entry that is another, with `MISSING` on the side that lacks it."""
-
-    name: str
-    """Its keys, joined by dots."""
-    old: Any
-    new: Any
-
-
-def differences(old: Any, new: Any, name: str = "") -> Iterator[Difference]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in dict.fromkeys((*old, *new)):
-            below = f"{name}.{key}" if name else key
-            yield from differences(old.get(key, MISSING), new.get(key, MISSING), below)
-    elif old != new:
-        yield Difference(name, old, new)

@@ -17,8 +17,7 @@ from jax.typing import ArrayLike
 from examples.trainer.models import sharding
 from examples.trainer.models.gpt import GPT
 from examples.trainer.models.llama import LLaMA
-from examples.trainer.settings.model import ModelConfig
-from examples.trainer.settings.run import RunConfig
+from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
