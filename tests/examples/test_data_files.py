@@ -8,6 +8,7 @@ import pytest
 
 from examples.data import main
 from examples.trainer.data import corpus
+from examples.trainer.data import prepare as preparation
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import validation
 from examples.trainer.settings.data import DataConfig
@@ -178,8 +179,7 @@ def test_a_cache_that_was_stopped_is_not_read_as_whole(text, tmp_path, monkeypat
     config = DataConfig(paths=(str(text),), vocab_size=310)
     whole = prepare(config, quiet)
     [path] = tmp_path.rglob("index.json")
-    index = json.loads(path.read_text())["index"] | {"complete": False}
-    path.write_text(json.dumps({"index": index}))
+    preparation.write_index(path.parent, preparation.read_index(path.parent) | {"complete": False})
     assert prepare(config, quiet).key == whole.key
 
 

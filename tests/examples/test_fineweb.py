@@ -1,7 +1,6 @@
 """FineWeb from a stream: what is taken of it, interruptions, damage, and what is said."""
 
 import dataclasses
-import json
 import os
 import sys
 import types
@@ -60,7 +59,7 @@ def test_an_interrupted_stream_goes_on_and_is_not_read_as_whole(config, monkeypa
         prepare(config, quiet)
     [path] = tmp_path.glob("second/**/train.bin")
     kept = path.read_bytes()
-    index = json.loads(path.with_name("index.json").read_text())["index"]
+    index = preparation.read_index(path.parent)
     assert 0 < 2 * index["train"]["tokens"] <= len(kept)  # what came after the last save is again
     serve(monkeypatch, ROWS)
     said = []

@@ -21,7 +21,6 @@ from examples.trainer.runs.metrics import (
     read_metrics,
 )
 from examples.trainer.runs.progress import Display
-from examples.trainer.system import chips
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -76,11 +75,11 @@ def test_lines_are_printed_without_a_terminal(tmp_path, text, capsys):
 
 
 def test_peaks_are_found_by_the_beginning_of_a_kind():
-    assert chips.peak("NVIDIA H100 80GB HBM3") == 989e12
-    assert chips.peak("NVIDIA H100 PCIe") == 756e12
-    assert chips.peak("TPU v5 lite") == 197e12 and chips.peak("TPU v5") == 459e12
-    assert chips.peak("TPU v5e") == 197e12 and chips.peak("TPU v6e") == 918e12
-    assert chips.peak("cpu") is None
+    assert metrics.peak_of("NVIDIA H100 80GB HBM3") == 989e12
+    assert metrics.peak_of("NVIDIA H100 PCIe") == 756e12
+    assert metrics.peak_of("TPU v5 lite") == 197e12 and metrics.peak_of("TPU v5") == 459e12
+    assert metrics.peak_of("TPU v5e") == 197e12 and metrics.peak_of("TPU v6e") == 918e12
+    assert metrics.peak_of("cpu") is None
 
 
 ALWAYS = {"step", "train_loss", "grad/norm/total", "optim/learning_rate", "optim/adam_lr"}

@@ -6,7 +6,6 @@ and at the end that the text is complete, with a hash of each file.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
@@ -57,7 +56,7 @@ def prepare_files(config: DataConfig, say: Say) -> Dataset:
     folder = cache_folder() / f"tokens-{hash_of(content.encode())[:16]}"
     with writing(folder, say):
         try:
-            if (index := read_index(folder)) and index.complete:
+            if (index := read_index(folder)) and index["complete"]:
                 return open_folder(folder, index)
         except (DamagedFileError, OSError) as error:
             say(f"{error} This one is made again now.")
@@ -83,15 +82,15 @@ def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
     folder = cache_folder() / f"fineweb-tokens-{hash_of(repr(key).encode())[:16]}"
     with writing(folder, say):
         index = read_index(folder)
-        if index and index.complete:
+        if index and index["complete"]:
             return open_folder(folder, index)
         index = index or new_index(folder, tokenizer.named(name, config.end_token))
-        done = index.train.tokens
+        done = index["train"]["tokens"]
         say(f"streaming FineWeb, {done:,} to {limit:,} tokens, once, into {folder} ...")
         return fill(
             folder,
             index,
-            stream(index.read),
+            stream(index["read"]),
             lambda text: corpus.split_of(text, config.val_fraction),
             say,
             limit,
@@ -114,31 +113,9 @@ def stream(start: int) -> Iterator[str]:
         ) from None
 
 
-@dataclasses.dataclass
-class Split:
-    """What is known of a file of tokens."""
-
-    tokens: int = 0
-    bytes: int = 0
-    """Size in UTF-8 of the text that they stand for."""
-    sha256: str = ""
-    """Hash of the tokens, when the text is complete."""
-
-
-@dataclasses.dataclass
-class Index:
-    """What `index.json` holds."""
-
-    tokenizer: str
-    """Hash of `tokenizer.json`."""
-    read: int = 0
-    """Documents of the source that are in the files."""
-    complete: bool = False
-    train: Split = dataclasses.field(default_factory=Split)
-    val: Split = dataclasses.field(default_factory=Split)
-
-    def split(self, name: str) -> Split:
-        return self.train if name == "train" else self.val
+Index = dict[str, Any]
+"""What `index.json` holds: the hash of the tokenizer, how many documents were read, whether that is
+all, and of each split its tokens, the bytes of their text and, at the end, their hash."""
 
 
 def new_index(folder: Path, words: Tokenizer) -> Index:
@@ -146,7 +123,8 @@ def new_index(folder: Path, words: Tokenizer) -> Index:
     content = words.to_str().encode()
     (folder / INDEX).unlink(missing_ok=True)
     files.write_atomically(folder / TOKENIZER, content)
-    return Index(hash_of(content))
+    splits = {name: {"tokens": 0, "bytes": 0, "sha256": ""} for name in SPLITS}
+    return {"tokenizer": hash_of(content), "read": 0, "complete": False, **splits}
 
 
 def fill(
@@ -164,13 +142,13 @@ def fill(
         outputs = {name: stack.enter_context(end_of(folder, name, index, dtype)) for name in SPLITS}
         unsaved = 0
         for text, ids in tokenizer.encode(words, texts):
-            if index.train.tokens >= limit:
+            if index["train"]["tokens"] >= limit:
                 break
             name = split_of(text)
             outputs[name].write(np.asarray(ids, dtype).tobytes())
-            index.read += 1
-            index.split(name).tokens += len(ids)
-            index.split(name).bytes += len(text.encode())
+            index["read"] += 1
+            index[name]["tokens"] += len(ids)
+            index[name]["bytes"] += len(text.encode())
             unsaved += len(ids)
             if unsaved >= SAVED_TOKENS:
                 save(folder, index, outputs.values(), say)
@@ -178,15 +156,15 @@ def fill(
         save(folder, index, outputs.values(), say)
     for name in SPLITS:
         with (folder / f"{name}.bin").open("rb") as file:
-            index.split(name).sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    index.complete = True
+            index[name]["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    index["complete"] = True
     write_index(folder, index)
     return open_folder(folder, index)
 
 
 def end_of(folder: Path, name: str, index: Index, dtype: np.dtype) -> BinaryIO:
     """The file of a split, open behind the tokens that the index has; what follows is cut off."""
-    path, size = folder / f"{name}.bin", index.split(name).tokens * dtype.itemsize
+    path, size = folder / f"{name}.bin", index[name]["tokens"] * dtype.itemsize
     files.check_regular(path)
     if size and (not path.exists() or path.stat().st_size < size):
         raise DamagedFileError(f"{path} is not as written. {REMEDY}")
@@ -202,11 +180,11 @@ def save(folder: Path, index: Index, outputs: Iterable[Any], say: Say) -> None:
         file.flush()
         os.fsync(file.fileno())
     write_index(folder, index)
-    say(f"  {index.train.tokens:,} training tokens")
+    say(f"  {index['train']['tokens']:,} training tokens")
 
 
 def write_index(folder: Path, index: Index) -> None:
-    content = json.dumps({"index": dataclasses.asdict(index)}, indent=1)
+    content = json.dumps({**index, "sha256": digest_of(index)}, indent=1)
     files.write_atomically(folder / INDEX, content.encode())
 
 
@@ -218,36 +196,41 @@ def read_index(folder: Path) -> Index | None:
     path = folder / INDEX
     files.check_regular(path)
     try:
-        fields = json.loads(path.read_bytes())["index"]
-        return Index(**(fields | {name: Split(**fields[name]) for name in SPLITS}))
+        found = json.loads(path.read_bytes())
+        check(path, found.pop("sha256") == digest_of(found))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedFileError(f"{path} is no index ({error}). {REMEDY}") from None
+    return found
+
+
+def digest_of(index: Index) -> str:
+    return hash_of(json.dumps(index, sort_keys=True).encode())
 
 
 def open_folder(folder: Path, index: Index) -> Dataset:
     """The text of a folder that is complete."""
     words = open_tokenizer(folder, index)
     dtype = token_files.dtype_of(words)
-    train, val = (open_split(folder / f"{name}.bin", index.split(name), dtype) for name in SPLITS)
-    return token_files.dataset(words, index.tokenizer, train, val)
+    train, val = (open_split(folder / f"{name}.bin", index[name], dtype) for name in SPLITS)
+    return token_files.dataset(words, index["tokenizer"], train, val)
 
 
 def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
     path = folder / TOKENIZER
     files.check_regular(path)
-    check(path, hash_of(path.read_bytes()) == index.tokenizer)
+    check(path, hash_of(path.read_bytes()) == index["tokenizer"])
     return tokenizer.load(path)
 
 
-def open_split(path: Path, known: Split, dtype: np.dtype) -> Tokens:
+def open_split(path: Path, known: dict[str, Any], dtype: np.dtype) -> Tokens:
     """A split of the text. Unless it is large, all tokens are read and hashed."""
     ids = token_files.open_file(path, dtype)
-    check(path, len(ids) == known.tokens)
+    check(path, len(ids) == known["tokens"])
     if len(ids) * dtype.itemsize <= HASHED_BYTES:
-        check(path, hash_of(ids[:].data) == known.sha256)
-    return token_files.tokens(ids, known.bytes, known.sha256)
+        check(path, hash_of(ids[:].data) == known["sha256"])
+    return token_files.tokens(ids, known["bytes"], known["sha256"])
 
 
 def check(path: Path, is_as_written: bool) -> None:

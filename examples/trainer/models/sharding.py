@@ -131,7 +131,7 @@ def of_params(params: Any, mesh: Mesh) -> Any:
             return found
         raise UserError(
             f"the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} of shape "
-            f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/training/sharding.py: add "
+            f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/models/sharding.py: add "
             "one that names its dimensions."
         )
 

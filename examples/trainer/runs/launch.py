@@ -14,7 +14,7 @@ from examples.trainer.data.prepare import cache_folder, prepare
 from examples.trainer.data.tokenizer import end_of
 from examples.trainer.models import blocks, sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import initial, processes, report, tracker
+from examples.trainer.runs import processes, report, tracker, trained
 from examples.trainer.runs.loop import Run, execute, make_run
 from examples.trainer.runs.progress import Display
 from examples.trainer.runs.tracker import Tracker
@@ -74,7 +74,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Run:
     if isinstance(asked, NewRun):
         config, data_key = asked.config, ""
         check_settings(config)
-        config = initial.with_network(config) if config.init_from else config
+        config = trained.with_network(config) if config.init_from else config
         run_folder.names(config, preset)  # a name that is taken is refused before a text is read
     else:
         folder = asked.resume

@@ -19,7 +19,7 @@ from examples.trainer.data.loader import Loader, enough, place_batch, prefetch
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import initial
+from examples.trainer.runs import trained
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import Observer, Recorder, work_of
 from examples.trainer.settings.run import RunConfig
@@ -191,7 +191,7 @@ def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     if not run.config.init_from:
         return run.functions.init(run.config.seed), 0
     words, abstract = run.dataset.tokenizer.get_vocab_size(), run.functions.abstract.params
-    params = initial.load(Path(run.config.init_from), run.config.model, words)
+    params = trained.load_weights(Path(run.config.init_from), run.config.model, words)
     placed = jax.device_put(params, shardings_of(abstract))
     return run.functions.init_from(placed, run.config.seed), 0
 

@@ -1,8 +1,8 @@
-"""Loads the model of a run from its folder, and draws tokens from it."""
+"""The model of a run from its folder, weights that a run begins from, and tokens of a model."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,13 @@ from jax.typing import ArrayLike
 from tokenizers import Tokenizer
 
 from examples.trainer.models import sharding
-from examples.trainer.runs import folder
+from examples.trainer.models.state_dict import from_state_dict, to_state_dict
+from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import restore_params
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.settings.validation import Count, NotNegative
+from examples.trainer.system.errors import UserError
 from examples.trainer.training.step import Forward, make_forward, make_init_params
 
 
@@ -54,9 +56,9 @@ class TrainedModel:
 
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
-    config, _ = folder.read_config(checkpoint.run)
-    tokenizer = folder.read_tokenizer(checkpoint.run)
-    metadata = folder.metadata_of(checkpoint.run, config)
+    config, _ = run_folder.read_config(checkpoint.run)
+    tokenizer = run_folder.read_tokenizer(checkpoint.run)
+    metadata = run_folder.metadata_of(checkpoint.run, config)
     # The run may have asked for a kernel that this machine lacks.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
@@ -67,6 +69,53 @@ def load(checkpoint: CheckpointRef) -> TrainedModel:
     step, params = restore_params(place, checkpoint.step, abstract, metadata)
     forward = make_forward(config.model, vocab_size, mesh)
     return TrainedModel(config, tokenizer, mesh, step, params, forward)
+
+
+# Weights that a run begins from: --init-from
+
+OWN = ("compute_dtype", "param_dtype", "attention", "remat", "scan")
+"""The settings of a network that do not say which one it is."""
+
+
+def with_network(config: RunConfig) -> RunConfig:
+    """The settings of a run, with the network and the tokenizer of the weights it begins from."""
+    folder, words = Path(config.init_from), str(Path(config.init_from) / run_folder.TOKENIZER)
+    if config.data.tokenizer not in ("", words):
+        raise UserError(f"--data.tokenizer: the weights of --init-from {folder} have their own.")
+    own = {name: getattr(config.model, name) for name in OWN}
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(network_of(folder), **own),
+        data=dataclasses.replace(config.data, tokenizer=words),
+    )
+
+
+def network_of(folder: Path) -> ModelConfig:
+    if is_run(folder):
+        return run_folder.read_config(folder)[0].model
+    from examples import export  # which reads runs
+
+    return export.read_network(folder)
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir()
+
+
+def load_weights(folder: Path, config: ModelConfig, vocab_size: int) -> optax.Params:
+    """The parameters of a folder as a network of this form has them, as NumPy arrays."""
+    return from_state_dict(state_dict_of(folder), config, vocab_size)
+
+
+def state_dict_of(folder: Path) -> Mapping[str, np.ndarray]:
+    if not is_run(folder):
+        from examples import export
+
+        return export.read_weights(folder)
+    if jax.process_count() > 1:
+        raise UserError(f"--init-from {folder}: several processes begin from an exported folder.")
+    model = load(CheckpointRef(folder))
+    return to_state_dict(jax.device_get(model.params), model.config.model)
 
 
 # Text: each new token is drawn after a pass over the last ones
