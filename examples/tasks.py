@@ -19,7 +19,6 @@ import optax
 import tyro
 from tqdm import tqdm
 
-from examples.trainer.data.loader import place_rows
 from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.models import sharding
 from examples.trainer.runs import trained
@@ -160,7 +159,7 @@ class JaxLM(TemplateLM):
         for line, row in zip(padded, rows, strict=False):
             line[: len(row)] = row
         place = sharding.of_batch(self.model.mesh)
-        inputs, targets = (place_rows(x, place) for x in (padded[:, :-1], padded[:, 1:]))
+        inputs, targets = jax.device_put((padded[:, :-1], padded[:, 1:]), place)
         nats, hits = map(np.asarray, self.token_scores(self.model.params, inputs, targets))
         sizes = [len(row) - 1 for row in rows]
         return [(nats[i, :n].astype(np.float64), hits[i, :n]) for i, n in enumerate(sizes)]

@@ -153,6 +153,7 @@ def test_damaged_figures_are_named(copy, capsys):
     ("error", "words"),
     [
         (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), "--accumulate"),
+        (RuntimeError("INTERNAL: Error: Out of memory allocating 9 bytes."), "--batch-size"),
         (MemoryError(), "--batch-size"),
         (ValueError("writing failed: [Errno 28] No space left on device"), "the disk is full"),
     ],

@@ -71,11 +71,6 @@ def enough(loader: Loader, split: str) -> Loader:
     return loader
 
 
-def place_rows(rows: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """Puts rows that every process has on the devices, with the given sharding."""
-    return jax.make_array_from_callback(rows.shape, sharding, lambda index: rows[index])
-
-
 def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets of a step, with the given sharding; reads only rows of this process."""
     shape = (loader.batch_size, loader.context)

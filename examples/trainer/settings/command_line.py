@@ -22,7 +22,7 @@ DESCRIPTION = f"""Pretrains a language model.
 `{PROGRAM} PRESET --help` lists all flags. These matter first:
 
   --data.paths FILE ...           your own text: files or folders
-  --optimizer.name NAME           muonplus, muon, adamw or another rule
+  --optimizer.name NAME           muonplus, muon or adamw
   --optimizer.learning-rate RATE  of the matrices; --optimizer.adam-learning-rate of the rest
   --steps N --batch-size N        how long it trains, on how many rows a step
   --model.d-model N               the width; also --model.n-layer, --model.context

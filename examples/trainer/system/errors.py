@@ -4,6 +4,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -66,7 +67,7 @@ def of_the_machine(error: Exception) -> str:
     line = words.strip().splitlines()[0][:200]
     if os.strerror(errno.ENOSPC) in words or os.strerror(errno.EDQUOT) in words:
         return f"the disk is full ({line}): make room, and resume from the last checkpoint."
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in words:
+    if isinstance(error, MemoryError) or re.search("RESOURCE_EXHAUSTED|Out of memory", words):
         return (
             f"there is too little memory ({line}): give a smaller --batch-size or --model.context, "
             "a larger --accumulate, or --model.remat full with --model.scan."
