@@ -122,3 +122,12 @@ def test_accumulation_and_remat_save_memory(text):
     # What is left: logits and the activations of one block; a quarter of all.
     assert memory["remat"] < 0.4 * memory["plain"]
     assert memory["pieces"] < 0.4 * memory["plain"]
+
+
+def test_a_mesh_is_described_as_it_is(text, tmp_path, capsys):
+    """No line asks for what the run does, and heads that do not divide are named."""
+    flags = ("--mesh", "data=2,tensor=4", "--steps", "1", "--optimizer.name", "muon")
+    assert train(text, tmp_path, "--name", "x", *flags) == 0
+    shown = capsys.readouterr().out
+    assert "matrices shared out among 8 devices" in shown and "Pass sharding=" not in shown
+    assert "tensor=4 does not divide --model.n-head 2" in shown

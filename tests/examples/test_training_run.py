@@ -5,7 +5,10 @@ import json
 import math
 import shutil
 import threading
+import unittest.mock
 
+import jax
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -21,6 +24,8 @@ from examples.trainer.runs.metrics import (
     read_metrics,
 )
 from examples.trainer.runs.progress import Display
+from examples.trainer.training.optimizers import Rates
+from examples.trainer.training.step import Measured
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -206,3 +211,17 @@ def test_the_picture_has_the_rates():
     ]
     below = report.draw_losses(records, "x").axes[1]
     assert [line.get_ydata()[0] for line in below.get_lines()] == [0.1, 0.2]
+
+
+def test_figures_of_a_step_need_no_other_program(tmp_path):
+    """Devices work in order: another one would wait until the next step is done."""
+    measured = Measured(np.float32(1), np.float32(2), Rates(np.float32(0.1), np.float32(0.2)))
+    work = metrics.Work(tokens=128, flops_per_token=1.0, peak=None)
+    with (
+        unittest.mock.patch.object(jax, "jit", side_effect=AssertionError),
+        metrics.Recorder(work, tmp_path, [], 0) as recorder,
+    ):
+        recorder.add(1, measured, 0.0)
+        recorder.write()
+    [record] = read_metrics(tmp_path / "metrics.jsonl")
+    assert (record[LEARNING_RATE], record[ADAM_RATE]) == (0.1, 0.2)
