@@ -131,3 +131,11 @@ def test_a_mesh_is_described_as_it_is(text, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "matrices shared out among 8 devices" in shown and "Pass sharding=" not in shown
     assert "tensor=4 does not divide --model.n-head 2" in shown
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_no_device_keeps_all_layers_whole(remat, text):
+    size = {"family": "llama", "tied": False, "n_layer": 3, "context": 24, "d_ff": 45}
+    given = {**size, "scan": True, "remat": remat, "optimizer": ADAMW_RULE}
+    program = compiled_step(assemble_toy(text, "data=2,fsdp=4", **given)).as_text()
+    assert "f32[3,4,45]" in program and "f32[3,16,45]" not in program

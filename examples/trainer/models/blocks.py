@@ -69,7 +69,11 @@ def run(blocks: Any, config: ModelConfig, x: jax.Array, *shared: jax.Array) -> j
         block = nnx.merge(graph, sharding.gathered(params, x.dtype))
         return sharding.place(block(x, *shared), "batch"), None
 
-    step = jax.checkpoint(one) if config.remat == "full" else one
+    step = one
+    if config.remat == "full":
+        step = jax.checkpoint(one)
+    elif sharding.several():
+        step = jax.checkpoint(one, policy=sharding.gather_again)
     if config.scan:
         graph, params = split(blocks)
         return jax.lax.scan(step, x, params)[0]

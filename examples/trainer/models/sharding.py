@@ -232,6 +232,16 @@ def gather_backward(rest: P, shard: P, _: None, dx: jax.Array) -> tuple[jax.Arra
 gather.defvjp(gather_forward, gather_backward)
 
 
+def gather_again(primitive: Any, *_: Any, **params: Any) -> bool:
+    """A policy of jax.checkpoint, which keeps all but the results of `gather`.
+
+    Otherwise each device would have all layers whole between the passes.
+    """
+    if primitive.name != "custom_vjp_call":
+        return True
+    return params["call_jaxpr"].eqns[-1].primitive.name != "sharding_constraint"
+
+
 def on_shards(function: Callable[..., jax.Array], axes: Axes, *arrays: jax.Array) -> jax.Array:
     """`function` of arrays to one of their shape, by each device for its own shards."""
     if (mesh := several()) is None:
