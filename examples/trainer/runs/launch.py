@@ -14,10 +14,9 @@ from examples.trainer.data.prepare import cache_folder, prepare
 from examples.trainer.data.tokenizer import end_of
 from examples.trainer.models import blocks, sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes, report, tracker, trained
+from examples.trainer.runs import processes, report, trained
 from examples.trainer.runs.loop import Run, execute, make_run
-from examples.trainer.runs.progress import Display
-from examples.trainer.runs.tracker import Tracker
+from examples.trainer.runs.progress import Display, Tracker, package_of
 from examples.trainer.settings import validation
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.run import DEFAULT_RATES, TITLES, MachineConfig, RunConfig
@@ -83,7 +82,7 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Run:
         check_settings(config)
         run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
     validation.check(asked.machine)
-    list(map(tracker.package_of, asked.machine.tracker))  # refused before the run, not in it
+    list(map(package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
     run = make_run(config, prepare(config.data, console.print), mesh, make_functions)
     end_of(run.dataset.tokenizer)  # the sample begins with it: refused before the run, not after
