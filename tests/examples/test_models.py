@@ -14,7 +14,7 @@ from examples.trainer.models import sharding
 from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import ModelConfig, OptimizerConfig, training_flops_per_token
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import make_init_params, make_model
+from examples.trainer.training.step import make_forward, make_init_params
 from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import CUBE
 
@@ -28,8 +28,8 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 @functools.cache
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
-    model_of = make_model(config, V)
-    return jax.jit(lambda params, tokens: model_of(params)(tokens)), make_init_params(config, V)(0)
+    forward = make_forward(config, V, sharding.make_mesh("", jax.devices()[:1]))
+    return jax.jit(forward), make_init_params(config, V)(0)
 
 
 @pytest.mark.parametrize(

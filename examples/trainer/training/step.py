@@ -73,17 +73,17 @@ def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], o
     return lambda seed: nnx.to_pure_dict(nnx.state(network(config, vocab_size, seed), nnx.Param))
 
 
-def make_model(config: ModelConfig, vocab_size: int) -> Callable[[optax.Params], GPT | LLaMA]:
-    graph, _ = nnx.split(nnx.eval_shape(lambda: network(config, vocab_size, 0)))
-    return lambda params: nnx.merge(graph, sharding.gathered(params))
+def form(config: ModelConfig, vocab_size: int) -> Any:
+    """What a network is without its parameters."""
+    return nnx.split(nnx.eval_shape(lambda: network(config, vocab_size, 0)))[0]
 
 
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
-    model_of = make_model(config, vocab_size)
+    graph = form(config, vocab_size)
 
     def forward(params: optax.Params, tokens: ArrayLike) -> jax.Array:
         with sharding.on(mesh):
-            return model_of(params)(jnp.asarray(tokens))
+            return nnx.merge(graph, sharding.gathered(params))(jnp.asarray(tokens))
 
     return forward
 
@@ -94,7 +94,7 @@ def shardings_of(abstract: Any) -> Any:
 
 def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
     """The functions of a run; compiles nothing before they are called."""
-    model_of = make_model(config.model, vocab_size)
+    graph = form(config.model, vocab_size)
     init_params = make_init_params(config.model, vocab_size)
     placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
     rule = optimizers.for_platform(config.optimizer, mesh.devices.flat[0].platform)
@@ -110,7 +110,7 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
 
     def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
         with sharding.on(mesh):
-            model = model_of(params)
+            model = nnx.merge(graph, sharding.gathered(params))
             return head_loss(model.hidden(jnp.asarray(inputs)), model.head(), jnp.asarray(targets))
 
     def train_step(
