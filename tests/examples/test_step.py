@@ -101,6 +101,7 @@ def of_all_logits(x, head, targets):
         (50_257, None),
         (51, CUBE),  # 51 words, 2 shards
         (52, "data=2,tensor=4"),
+        (51, "tensor=8"),
     ],
 )
 def test_loss_of_chunks_is_that_of_all_logits(vocabulary, mesh, dtype, rtol, monkeypatch):

@@ -24,15 +24,12 @@ from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import TrainState, make_functions
 
-CACHE_BYTES = 2**30  # of compiled programs; those that were not used for longest leave
-
 
 def keep_compiled_programs() -> None:
     """Stores compiled programs, so that later processes can load them."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
 
 
 def start(asked: NewRun | Resume, preset: str) -> tuple[int, Path]:

@@ -63,7 +63,9 @@ def over_rows(
     compute = functools.partial(
         in_chunks, words=words, bytes_of_token=bytes_of_token, with_gradients=with_gradients
     )
-    axes = sharding.spec(("batch",), x.shape[:1], mesh)[0] if mesh else None
+    along = sharding.spec(("batch",), x.shape[:1], mesh)[0] if mesh else None
+    # XLA refuses sums over axes of one device beside others that it cuts itself.
+    axes = tuple(axis for axis in along or () if mesh and mesh.shape[axis] > 1)
     if axes:
         rows = P(axes)
         compute = jax.shard_map(
