@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import optax_muonplus as omp
@@ -90,6 +91,19 @@ def test_narrow_buffers_hold_the_largest_number_in_place_of_infinity():
     buffer = np.asarray(omp.transforms.find_momentum(state).mu["w"], np.float32)
     assert np.max(np.abs(buffer)) == 65504
     assert np.all(np.isfinite(updates))
+
+
+def test_what_a_link_with_a_state_returns_stays_finite_in_float16():
+    class Enlarged:
+        def init(self, params, leaves):
+            return optax.EmptyState()
+
+        def update(self, updates, state, params, leaves):
+            return jax.tree.map(lambda x: 1e6 * x.astype(jnp.float32), updates), state
+
+    tx, grads = omp.matrix_chain(Enlarged()), {"w": jnp.ones((4, 6), jnp.float16)}
+    updates, _ = tx.update(grads, tx.init(grads))
+    np.testing.assert_array_equal(updates["w"], np.full((4, 6), 65504, np.float16))
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
