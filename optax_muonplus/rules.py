@@ -7,6 +7,7 @@ may match nothing.
 from optax_muonplus._params.language import PathRule as _PathRule
 from optax_muonplus._params.language import adamw as _adamw
 from optax_muonplus._params.language import matrix as _matrix
+from optax_muonplus._params.neighbours import is_alone as _is_alone
 from optax_muonplus._params.neighbours import is_outermost as _is_outermost
 from optax_muonplus._params.table import COUNTER as _COUNTER
 from optax_muonplus._params.table import LEAF as _LEAF
@@ -50,3 +51,21 @@ MAXTEXT: tuple[_PathRule, ...] = (
 )
 """Experts and fused attention of MaxText, whose arrays have names that elsewhere are modules'.
 With scanned layers also pass ``layer_axes={"layers": 1}``."""
+
+_ATTENTION = r"(*_)?(att(entio)?n|mha|kda|delta_?net)(_*|\d+)?/(*/)?"
+_IN_FEED_FORWARD = r"(*moe*|*mlp*|ffn*|*feed_?forward*|*experts)"
+
+MOE: tuple[_PathRule, ...] = (
+    _adamw(rf"(?i)(*_)?router(_*)?{_COUNTER}(/*)?{_LEAF}", "router"),
+    _adamw(rf"(?i){_IN_FEED_FORWARD}{_COUNTER}/gate{_LEAF}", "router", condition=_is_alone),
+    _adamw(rf"(?i)(*_)?shared_expert_gate{_LEAF}", "gate of a shared expert"),
+    _adamw(
+        rf"(?i){_ATTENTION}(in_proj_z|g_proj|(o(ut(put)?)?_)?gate(_proj)?){_LEAF}", "output gate"
+    ),
+    _adamw(rf"(?i)in_proj_(a|b|ba){_LEAF}", "a number for each head"),
+    _adamw(rf"input_mix_weight_(down|up){_LEAF}", "low-rank map", library="Qwen"),
+    _adamw(rf"block_inject_weight{_LEAF}", "a number for each branch", library="Qwen"),
+)
+"""AdamW for what Qwen3.8-Flash-Next (arXiv:2608.30320, section 3.1) keeps off Muon: routers, output
+gates of attention, and the low-rank maps of its residual stream. A router named ``gate`` is told
+from the gate of a feed-forward layer by its neighbours. DeepSeek-V4 has routers on Muon."""

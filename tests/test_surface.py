@@ -13,7 +13,7 @@ LIBRARY = """
     coefficients: TABLES for_steps
     polar: FastPolar Orthogonalize Polar polar_factor svd
     matrices: Norm Normalize ScaleByShape ShapeScale
-    rules: AGENTS MAXTEXT
+    rules: AGENTS MAXTEXT MOE
     transforms: DualNorm Int8MomentumState LeafInfo MatrixLayout Momentum MomentumState
     find_momentum map_blocks param_remainders run_plain shard_state state_layout
 """

@@ -82,6 +82,11 @@ def is_outermost(module: Neighbours, path: str) -> bool:
     return not any(re.fullmatch(INNER, name, re.I) for name in names)
 
 
+def is_alone(module: Neighbours, path: str) -> bool:
+    """Whether no sibling layer has this shape, or a name as in :func:`is_outermost`."""
+    return is_outermost(module, path) and list(module.values()).count(module[path]) == 1
+
+
 def is_one_kernel(module: Neighbours, path: str) -> bool:
     """Whether a kernel (window, inputs, outputs) is neither stacked layers nor grouped."""
     # The sides of a window are equal or 1: (3, 3), (1, 7), (1, 3, 3). A kernel with one side and

@@ -208,6 +208,60 @@ def test_rules_of_a_list_may_match_nothing_and_ask_the_neighbours():
         omp.muon_dimension_numbers(params, [("nowhere", None), *omp.rules.AGENTS])
 
 
+ROUTERS_AND_GATES = {
+    "layers__0__mlp__gate__weight": (8, 64),  # Qwen, DeepSeek
+    "layers__0__block_sparse_moe__gate__weight": (8, 64),  # Mixtral, Kimi
+    "layers__0__ffn__gate__weight": (8, 64),
+    "layers__1__mlp__router__kernel": (64, 8),  # tunix
+    "layers__2__mlp__router": (8, 64),
+    "layers__0__feed_forward__router_weights": (64, 8),
+    "layers_0__MoeBlock_0__gate__kernel": (64, 8),  # MaxText
+    "layers_0__routed_experts__gate__kernel": (64, 8),
+    "layers__0__mlp__shared_expert_gate__weight": (4, 64),
+    "layers__0__linear_attn__in_proj_z__weight": (64, 64),
+    "layers__0__linear_attn__in_proj_ba__weight": (8, 64),
+    "layers__0__self_attn__g_proj__weight": (64, 64),
+    "layers__0__attn__output_gate__kernel": (64, 64),
+    "layers__0__mlp_hyper_connection__input_mix_weight_down__weight": (4, 64),
+}
+MATRICES = {
+    "dense__mlp__gate__kernel": (64, 96),
+    "dense__mlp__up__kernel": (64, 96),
+    "other__mlp__gate__kernel": (64, 96),
+    "other__mlp__wi__kernel": (64, 96),
+    "layers__3__mlp__experts__gate__kernel": (64, 96),
+    "layers__3__mlp__experts__up__kernel": (64, 96),
+    "layers__3__mlp__gate_proj__weight": (96, 64),
+    "layers__0__mlp__shared_expert__gate_proj__weight": (96, 64),
+    "layers__0__linear_attn__in_proj_qkv__weight": (96, 64),
+    "layers__0__self_attn__kv_a_proj_with_mqa__weight": (20, 64),  # latent attention, on Muon
+    "layers__0__hc_attn_fn": (24, 64),
+}
+
+
+def test_routers_and_output_gates_are_told_from_gates_of_feed_forward_layers():
+    params = nested_shapes(**ROUTERS_AND_GATES, **MATRICES)
+    paths = jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator="__"), params
+    )
+    numbers = omp.muon_dimension_numbers(params, omp.rules.MOE)
+    specs = jax.tree.structure(paths).flatten_up_to(numbers)
+    found = zip(jax.tree.leaves(paths), specs, strict=True)
+    assert {path for path, spec in found if spec is None} == set(ROUTERS_AND_GATES)
+
+
+@pytest.mark.parametrize("rules", [[], omp.rules.MAXTEXT])
+def test_routers_of_stacked_layers_are_found(rules):
+    """With layers on axis 1, as in MaxText."""
+    params = nested_shapes(
+        moe_layers__MoeBlock_0__gate__kernel=(64, 3, 8), moe_layers__mlp__wi__kernel=(64, 3, 96)
+    )
+    axes = {"layers/": 1}
+    numbers = omp.muon_dimension_numbers(params, [*omp.rules.MOE, *rules], axes)["moe_layers"]
+    assert numbers["MoeBlock_0"]["gate"]["kernel"] is None
+    assert numbers["mlp"]["wi"]["kernel"] is not None
+
+
 def test_a_mesh_in_the_place_of_shardings_says_so():
     with pytest.raises(ValueError, match="sharding is a mesh, which does not say how each"):
         omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init({"up": jnp.ones((4, 6))})
