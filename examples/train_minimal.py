@@ -5,7 +5,7 @@ cut along "data", matrices along "data" and "model". It reads bytes, so it needs
 default it learns the source of Python's standard library, in some 3 minutes on two CPU cores.
 
     python examples/train_minimal.py
-    python examples/train_minimal.py text=book.txt steps=1000 width=256
+    python examples/train_minimal.py text=book.txt steps=1000 batch=64 accumulate=8
     JAX_NUM_CPU_DEVICES=8 python examples/train_minimal.py  # simulated
 
 Shapes: B rows of a batch, T bytes of a row, D width, H heads, K = D / H, V = 256 bytes.
@@ -51,6 +51,7 @@ class Config:
     context: int = 128
     steps: int = 800
     batch: int = 8
+    accumulate: int = 1  # pieces of a batch, one after another, before one update
     learning_rate: float = 0.02  # peak, of the matrices under Muon+ and of all else under NAdamW
     weight_decay: float = 0.1  # matrices only
     hold: float = 0.4  # share of the steps at the peak; then the rate falls to zero
@@ -169,6 +170,19 @@ def loss_fn(params, graph, tokens: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
+def mean_gradients(params, graph, pieces: jax.Array, shardings):
+    """Returns the mean loss and its gradients, over pieces (K, B / K, T + 1) of a batch in turn."""
+
+    def add(sums, tokens: jax.Array):
+        found = jax.value_and_grad(loss_fn)(params, graph, tokens)
+        loss, grads = jax.tree.map(jnp.add, sums, found)
+        return (loss, jax.lax.with_sharding_constraint(grads, shardings)), None
+
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)  # in float32, as the parameters
+    sums, _ = jax.lax.scan(add, zeros, pieces)
+    return jax.tree.map(lambda x: x / len(pieces), sums)
+
+
 def train(config: Config, devices: Sequence[jax.Device]) -> None:
     """Trains, evaluates and samples."""
     mesh = make_mesh(devices)
@@ -183,16 +197,17 @@ def train(config: Config, devices: Sequence[jax.Device]) -> None:
         kept = jax.tree.map(lambda x: x.sharding, (params, opt_state))
 
         @jax.jit(donate_argnums=(0, 1), out_shardings=(*kept, None))
-        def train_step(params, opt_state, tokens: jax.Array):
-            loss, grads = jax.value_and_grad(loss_fn)(params, graph, tokens)
+        def train_step(params, opt_state, pieces: jax.Array):
+            loss, grads = mean_gradients(params, graph, pieces, shardings)
             updates, opt_state = tx.update(grads, opt_state, params)
             return optax.apply_updates(params, updates), opt_state, loss
 
-        rows = NamedSharding(mesh, P("data"))
+        rows, in_turn = (NamedSharding(mesh, P(*axes)) for axes in (("data",), (None, "data")))
         start, counted = time.perf_counter(), 0
         for step in range(1, config.steps + 1):
-            tokens = jax.device_put(windows(training, config, step), rows)
-            params, opt_state, loss = train_step(params, opt_state, tokens)
+            pieces = np.split(windows(training, config, step), config.accumulate)
+            pieces = jax.device_put(np.stack(pieces), in_turn)
+            params, opt_state, loss = train_step(params, opt_state, pieces)
             if step == 1 or step % config.log_every == 0:
                 loss = float(loss)  # waits until the step is done
                 seconds = time.perf_counter() - start
@@ -231,14 +246,17 @@ def draw(params, graph, config: Config, text: jax.Array, start: int, stop: int) 
 
 
 def parse(arguments: Sequence[str]) -> Config:
-    """Reads ``steps=100`` as a setting, by the type of its default."""
+    """Reads ``steps=100``, or ``--steps=100``, as a setting, by the type of its default."""
     defaults, changes = dataclasses.asdict(Config()), {}
     for argument in arguments:
-        name, _, value = argument.partition("=")
+        name, _, value = argument.removeprefix("--").partition("=")
         if name not in defaults:
             sys.exit(f"{argument}: give name=value, with a name of {', '.join(defaults)}.")
         changes[name] = type(defaults[name])(value)
-    return Config(**changes)
+    config = Config(**changes)
+    if config.accumulate < 1 or config.batch % config.accumulate:
+        sys.exit(f"accumulate={config.accumulate}: give a divisor of batch={config.batch}.")
+    return config
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """The scripts to copy: each runs, trains, and shows which parameter gets which update."""
 
+import dataclasses
 import re
 import runpy
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -137,6 +139,35 @@ def test_one_device_and_eight_print_the_same_losses_and_sample(config, capsys):
     assert one.partition("bits per byte")[2].strip().startswith("The ")
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_batch_in_two_pieces_prints_the_same_losses(config, capsys, devices):
+    printed = []
+    for k in (1, 2):
+        changed = dataclasses.replace(config, accumulate=k, steps=4)
+        train_minimal.train(changed, jax.devices()[:devices])
+        printed.append(losses(capsys.readouterr().out))
+    np.testing.assert_allclose(*printed, atol=2e-4)  # four places are printed
+
+
+def test_pieces_add_no_products_and_their_sums_lie_as_the_parameters(config):
+    """A loop over one piece's gradients, then one update."""
+    mesh = train_minimal.make_mesh(jax.devices())
+    with jax.set_mesh(mesh):
+        graph, params, shardings = train_minimal.make_params(config, mesh)
+        tokens = jnp.zeros((2, 4, config.context + 1), jnp.int32)
+
+        def gradients(params, tokens):
+            return train_minimal.mean_gradients(params, graph, tokens, shardings)
+
+        compiled = jax.jit(gradients).lower(params, tokens).compile()
+        one = jax.jit(jax.grad(lambda p, x: train_minimal.loss_fn(p, graph, x)))
+        products = one.lower(params, tokens[0]).compile().as_text().count(" dot(")
+    assert compiled.as_text().count(" dot(") == products > 0
+    assert jax.tree.map(lambda x: x.spec, compiled.output_shardings[1]) == jax.tree.map(
+        lambda x: x.spec, shardings
+    )
+
+
 def test_training_text_and_validation_text_are_apart(config, text):
     training, validation = train_minimal.read_text(config.text)
     assert bytes(training) + bytes(validation) == text.read_bytes()
@@ -163,10 +194,14 @@ def test_settings_are_read_by_the_type_of_their_default():
     assert (given.steps, given.learning_rate, given.prompt) == (5, 0.1, "a=b")
     with pytest.raises(SystemExit, match="rate=1: give name=value, with a name of text, seed"):
         train_minimal.parse(["rate=1"])
+    assert train_minimal.parse(["--accumulate=4"]).accumulate == 4
+    for wrong in ("0", "3"):
+        with pytest.raises(SystemExit, match="give a divisor of batch=8"):
+            train_minimal.parse([f"accumulate={wrong}"])
 
 
 def test_it_is_one_short_file_that_imports_nothing_from_its_folder():
-    assert len(FILE.read_text().splitlines()) <= 250
+    assert len(FILE.read_text().splitlines()) <= 265
     packages = {name.partition(".")[0] for name in imported(FILE)}
     assert {"jax", "flax", "optax", "numpy", "optax_muonplus"} <= packages
     assert not packages & {"examples", *(path.stem for path in FILE.parent.iterdir())}
