@@ -1,6 +1,6 @@
-"""Reports on `optax.contrib.muon`: `python -m pytest lab/tests/optax_reports.py`.
+"""Reports on `optax.contrib.muon` and `MultiSteps`: `python -m pytest lab/tests/optax_reports.py`.
 
-Each test says what Optax should do, and fails on an Optax that does not (all nine on 0.2.8 with jax
+Each test says what Optax should do, and fails on an Optax that does not (all ten on 0.2.8 with jax
 0.10.2). pytest does not collect this file by itself. The tests use Optax, JAX and NumPy alone, so
 that one can be copied into an issue at google-deepmind/optax, which asks for an issue first; the
 mend in its docstring then comes with the test in `optax/contrib/_muon_test.py`.
@@ -9,6 +9,7 @@ mend in its docstring then comes with the test in `optax/contrib/_muon_test.py`.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from optax.contrib import MuonDimensionNumbers, muon
@@ -39,12 +40,15 @@ def test_schatten_takes_complex_matrices():
 
 
 def test_more_rows_than_steps_are_enough():
-    """Five rows for three steps raise "Not enough coeffs". Mend: take the first rows."""
+    """Five rows for three steps raise "Not enough coeffs", which three for five do not.
+
+    Mend, in `scale_by_muon`: `if ns_coeffs_.shape[0] < ns_steps:` and `ns_coeffs_[:ns_steps]`.
+    """
     update(gaussian(8, 8), ns_coeffs="dion", ns_steps=3)
 
 
 def test_fewer_rows_than_steps_are_an_error():
-    """Three rows for five steps do three steps without a word. Mend: turn the comparison round."""
+    """Three rows for five steps do three steps without a word. Mend: the same two lines."""
     rows = ((3.4445, -4.7750, 2.0315),) * 3
     try:
         three_rows = update(gaussian(8, 8), ns_coeffs=rows, ns_steps=5)
@@ -84,7 +88,12 @@ def test_aol_follows_the_dimension_numbers_of_a_matrix():
 
 
 def test_a_matrix_on_an_explicit_mesh_is_updated():
-    """The Gram matrix would be sharded over one axis twice. Mend: replicate before the steps."""
+    """The Gram matrix would be sharded over one axis twice. `jax.make_mesh` makes such axes.
+
+    Mend, at the head of `orthogonalize_via_newton_schulz`:
+    `if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:` and
+    `x = jax.sharding.reshard(x, jax.P())`.
+    """
     size = min(2, len(jax.devices()))
     mesh = jax.make_mesh((size,), ("model",), axis_types=(AxisType.Explicit,))
     x = gaussian(8, 16)
@@ -98,3 +107,25 @@ def test_large_gradients_are_not_dropped():
     """Squares above 1e38 overflow, and the update is zero. Mend: divide by the largest entry."""
     x = gaussian(8, 12)
     check_close(update(1e25 * x), update(x))
+
+
+def test_multi_steps_calls_the_optimizer_once_in_k_calls():
+    """It runs the inner update in each call: a Muon does k times its products, with their memory.
+
+    Mend, in `MultiSteps.update`: `emit` comes first, and the inner update stands in
+    `lax.cond(emit, run, keep, grads, inner_state)`. That may copy the state in each call. Or say in
+    the docstring that the inner update runs in each call.
+    """
+    calls = []
+
+    def counted(updates, state, params=None):
+        jax.debug.callback(lambda: calls.append(None))
+        return updates, state
+
+    tx = optax.MultiSteps(optax.GradientTransformation(lambda _: optax.EmptyState(), counted), 4)
+    params = {"w": gaussian(2, 2)}
+    state, step = tx.init(params), jax.jit(tx.update)
+    for _ in range(4):
+        _, state = step(params, state, params)
+    jax.effects_barrier()
+    assert len(calls) == 1
