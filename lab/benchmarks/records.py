@@ -11,12 +11,13 @@ from typing import Any
 import jax
 
 import optax_muonplus as omp
-from lab.sweeps.machine import processor
+from lab.sweeps.machine import commit, processor
 
 
 def describe_machine() -> dict[str, str]:
-    """Names the device, the processor and versions of packages."""
+    """Names the device, the processor, the commit and versions of packages."""
     return {
+        "commit": commit(),
         "device": jax.devices()[0].device_kind,
         "processor": f"{processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),

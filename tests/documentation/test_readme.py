@@ -29,7 +29,8 @@ def py_blocks(text):
 
 
 def test_code_blocks_of_pages_run():
-    mesh, _, in_order = py_blocks(PAGES["howto/meshes.md"])
+    mesh, _ = py_blocks(PAGES["howto/meshes.md"])
+    (in_order,) = py_blocks(PAGES["explain/speed.md"])
     (links,) = py_blocks(PAGES["howto/variant.md"])
     names = {"omp": optax_muonplus, "optax": optax}
     plain = {"params": {"dense": {"kernel": jnp.ones((8, 8))}}, "jax": jax}
@@ -37,7 +38,7 @@ def test_code_blocks_of_pages_run():
         exec(compile(mesh, "meshes.md", "exec"), names | plain)
     stacked = {"params": jnp.ones((2, 8, 8)), "state": jnp.ones(2), "jax": jax}
     stacked["train_step"] = lambda params, state: (params + 1, state)
-    exec(compile(in_order, "meshes.md", "exec"), stacked)
+    exec(compile(in_order, "speed.md", "exec"), stacked)
     params, _ = stacked["train_step"](stacked["params"], stacked["state"])
     assert params.format.layout.major_to_minor == (0, 1, 2)
 
