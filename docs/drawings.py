@@ -23,65 +23,65 @@ DARK = {
     ONE: "#4493f8", TWO: "#f0883e", THREE: "#3fb950", FOUR: "#ab7df8",
 }  # fmt: skip
 
-# An update's share of that of optax.contrib.muon: one H100 in bfloat16, temporary memory of 24
-# layers of width 384 on a CPU, collectives of 12 layers on 4 x 2 devices: the tables of
-# lab/benchmarks/README.md.
+# Time or collectives of an update by Optax and here (README's table of updates).
 COSTS = (
-    ("GPT-Small, one H100", 16.4, 4.6, "ms"),
     ("12 layers of LLaMA-1B, one H100", 119.9, 57.2, "ms"),
-    ("temporary memory, 24 layers, CPU", 1047, 6, "MB"),
-    ("collectives, 4 x 2 devices", 1466, 2, ""),
+    ("GPT-Small, one H100", 16.4, 4.6, "ms"),
+    ("six layers of width 384, two CPU cores", 875, 441, "ms"),
+    ("collectives, 12 layers on 4 x 2 devices", 1466, 2, ""),
 )
-# Loss minus that of a tuned Muon, and half of a 95% interval (docs/explain/evidence.md).
+# Model and text, tokens per parameter, loss minus that of a tuned Muon, half of a 95% interval
+# (docs/explain/evidence.md); a mean of the rows above it has no tokens.
 CELLS = (
-    ("character model 0.8 M, Shakespeare", -0.0190, 0.0049),
-    ("GPT 0.24 M, standard library", -0.0151, 0.0073),
-    ("GPT 10.5 M, packages", -0.0111, 0.0134),
-    ("GPT 0.24 M, three projections", -0.0097, 0.0070),
-    ("GPT 0.24 M, packages", -0.0086, 0.0109),
-    ("LLaMA 0.36 M, standard library", -0.0028, 0.0025),
-    ("LLaMA 0.36 M, packages", -0.0019, 0.0047),
+    ("nanoGPT 0.8 M, Shakespeare", 1.9, -0.0190, 0.0049),
+    ("GPT 0.24 M, Python's library", 1.7, -0.0151, 0.0073),
+    ("GPT 10.5 M, Python packages", 2, -0.0111, 0.0134),
+    ("GPT 0.24 M, separate Q, K and V, Python's library", 1.7, -0.0097, 0.0070),
+    ("GPT 0.24 M, Python packages", 1.7, -0.0086, 0.0109),
+    ("LLaMA 0.36 M, Python's library", 1.1, -0.0028, 0.0025),
+    ("LLaMA 0.36 M, Python packages", 1.1, -0.0019, 0.0047),
+    ("these seven together", None, -0.0096, 0.0060),
+    ("GPT 0.24 M, Python packages", 20, 0.0043, 0.0097),
+    ("LLaMA 0.36 M, Python packages", 20, 0.0082, 0.0078),
+    ("these two together", None, 0.0063, 0.0065),
 )
-POOLED = ("all seven, pooled", -0.0096, 0.0060)
 
 
-def _grid(axes: Axes, entries: np.ndarray, left: float, colour: str) -> None:
+def _grid(axes: Axes, entries: np.ndarray, left: float, top: float, colour: str) -> None:
     """Draws entries as squares, the larger the darker, and the norm of each row as a bar."""
     largest, norms = np.abs(entries).max(), np.linalg.norm(entries, axis=1)
     for (row, column), value in np.ndenumerate(entries):
         alpha = 0.08 + 0.92 * abs(value) / largest
-        axes.add_patch(Rectangle((left + column, row), 0.92, 0.92, color=colour, alpha=alpha, lw=0))
+        corner = (left + column, top + row)
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, color=colour, alpha=alpha, lw=0))
     for row, norm in enumerate(norms):
-        bar = Rectangle((left + 4.3, row + 0.25), 1.8 * norm / norms.max(), 0.45, color=INK, lw=0)
-        axes.add_patch(bar)
+        length, corner = 1.8 * norm / norms.max(), (left + 4.3, top + row + 0.25)
+        axes.add_patch(Rectangle(corner, length, 0.45, color=INK, lw=0))
 
 
 def method() -> Figure:
-    """A momentum matrix of eight rows on its way through the chain."""
+    """A momentum matrix of eight rows on its way through the chain, two stages a line."""
     random = np.random.default_rng(3)
     momentum = random.normal(size=(8, 4)) * np.exp(random.normal(size=(8, 1)))
     polar = np.asarray(omp.polar.svd(momentum.astype(np.float32)))
     normalized = np.asarray(omp.matrices.Normalize("row_col", match_frobenius=False)(polar))
     normalized = normalized * (np.linalg.norm(polar) / np.linalg.norm(normalized))
     stages = (
-        ("momentum", "β M + (1 - β) G", momentum, SOFT, "M: average of gradients G"),
-        ("polar factor", "U Vᵀ", polar, ONE, "all singular values 1"),
-        ("normalization", "Norm(U Vᵀ)", normalized, TWO, "the step that Muon+ adds"),
-        ("scale", "√max(1, out/in)", normalized * 2**0.5, THREE, "then the learning rate"),
+        ("1. momentum", "β M + (1 - β) G", momentum, SOFT, "average of gradients G"),
+        ("2. polar factor", "U Vᵀ", polar, ONE, "all singular values are 1"),
+        ("3. normalization", "Norm(U Vᵀ)", normalized, TWO, "rows nearly equal: Muon+"),
+        ("4. scale", "√max(1, out/in)", normalized * 2**0.5, THREE, "then the learning rate"),
     )
-    figure, axes = plt.subplots(figsize=(7.8, 2.9))
+    figure, axes = plt.subplots(figsize=(4.6, 5.2))
     for index, (name, formula, entries, colour, note) in enumerate(stages):
-        left = 11 * index
-        axes.text(left + 3, -2.2, name, ha="center", weight="bold")
-        axes.text(left + 3, -0.8, formula, ha="center", color=SOFT)
-        _grid(axes, entries, left, colour)
-        axes.text(left + 3, 9.6, note, ha="center", color=SOFT, size=8)
-        if index:
-            arrow = {"arrowstyle": "->", "color": SOFT}
-            axes.annotate("", (left - 0.6, 4), (left - 3.4, 4), arrowprops=arrow)
-    note = "each bar is the norm of a row, the step of one output unit"
-    axes.text(19.5, 11.3, note, ha="center", size=8)
-    axes.set(xlim=(-2, 41.5), ylim=(11.8, -3.2))
+        left, top = 14 * (index % 2), 14.5 * (index // 2)
+        axes.text(left + 3, top - 2.1, name, ha="center", weight="bold")
+        axes.text(left + 3, top - 0.7, formula, ha="center", color=SOFT)
+        _grid(axes, entries, left, top, colour)
+        axes.text(left + 3, top + 9.4, note, ha="center", color=SOFT, size=9)
+    note = "Each bar is the norm of a row, the step of one output unit."
+    axes.text(10, 26.2, note, ha="center", size=9)
+    axes.set(xlim=(-3.5, 23.5), ylim=(26.5, -3.2))
     axes.axis("off")
     return figure
 
@@ -108,28 +108,40 @@ def layouts() -> Figure:
     return figure
 
 
-def gain() -> Figure:
-    """What an update costs beside Optax's, and the loss beside a tuned Muon's."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10.4, 3.5), width_ratios=(1, 1.05))
+def cost() -> Figure:
+    """What an update costs beside Optax's."""
+    figure, axes = plt.subplots(figsize=(4.6, 2.9))
     for row, (name, optax, ours, unit) in enumerate(COSTS):
-        left.barh(row, 1, 0.62, color=FAINT)
-        left.barh(row, ours / optax, 0.62, color=ONE)
-        left.text(1.02, row, f"{optax:g} {unit}", va="center", color=SOFT, size=8)
-        left.text(ours / optax + 0.02, row, f"{ours:g} {unit}", va="center", size=8, weight="bold")
-        left.text(0, row - 0.42, name, size=8)
-    left.set(xlim=(0, 1.3), ylim=(len(COSTS) - 0.4, -0.85), xticks=[], yticks=[])
-    left.set_title("An update: blue omp.muonplus, grey optax.contrib.muon", size=9, loc="left")
-    for row, (name, mean, half) in enumerate((*CELLS, POOLED)):
-        colour, size = (THREE, 7) if row == len(CELLS) else (ONE, 5)
-        right.errorbar(mean, row, xerr=half, color=colour, marker="o", ms=size, lw=1.4)
-        right.text(-0.0262, row, name, va="center", ha="right", size=8)
-    right.axvline(0, color=SOFT, lw=1)
-    right.set(xlim=(-0.0255, 0.006), ylim=(len(CELLS) + 0.6, -0.6), yticks=[])
-    right.set_xticks([-0.02, -0.01, 0], ["-0.02", "-0.01", "0"], size=8)
-    right.set_title("Loss minus a tuned Muon's, nats (95% intervals)", size=9, loc="left")
-    for axes in (left, right):
-        axes.spines[:].set_visible(False)
-        axes.tick_params(color=SOFT, labelcolor=INK)
+        axes.barh(row, 1, 0.5, color=FAINT)
+        axes.barh(row, ours / optax, 0.5, color=ONE)
+        axes.text(1.02, row, f"{optax:,g} {unit}", va="center", color=SOFT)
+        axes.text(ours / optax + 0.02, row, f"{ours:g} {unit}", va="center", weight="bold")
+        axes.text(0, row - 0.34, name)
+    axes.set(xlim=(0, 1.22), ylim=(len(COSTS) - 0.6, -0.75))
+    axes.axis("off")
+    axes.set_title("Blue: an update here. Grey: Optax's Muon", size=10, loc="left")
+    figure.tight_layout()
+    return figure
+
+
+def loss() -> Figure:
+    """Final losses beside a tuned Muon's."""
+    figure, axes = plt.subplots(figsize=(4.6, 5.6))
+    for row, (name, tokens, mean, half) in enumerate(CELLS):
+        colour, size, weight = (ONE, 5, "normal") if tokens else (THREE, 7, "bold")
+        axes.errorbar(mean, row, xerr=half, color=colour, marker="o", ms=size, lw=1.6)
+        axes.text(-0.0265, row - 0.36, name, weight=weight)
+        if tokens:
+            axes.text(0.0185, row - 0.36, f"{tokens:g}", ha="right")
+    axes.text(0.0185, -1.05, "tokens per\nparameter", ha="right", color=SOFT)
+    axes.axvline(0, 0, 0.94, color=SOFT, lw=0.8, zorder=0)
+    axes.set(xlim=(-0.0265, 0.0185), ylim=(len(CELLS) - 0.4, -1.6), yticks=[])
+    axes.set_xticks([-0.02, -0.01, 0, 0.01], ["-0.02", "-0.01", "0", "0.01"])
+    for words, side, align in (("← omp.muonplus is better", -1, "right"), ("worse →", 1, "left")):
+        axes.text(0.0006 * side, len(CELLS) + 0.75, words, ha=align)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(color=SOFT, labelcolor=INK)
+    axes.set_title("Loss minus a tuned Muon's, nats, 95% intervals", size=10, loc="left")
     figure.tight_layout()
     return figure
 
@@ -166,7 +178,7 @@ def moves() -> Figure:
     return figure
 
 
-DRAWINGS = {"method": method, "layouts": layouts, "gain": gain, "moves": moves}
+DRAWINGS = {"method": method, "layouts": layouts, "cost": cost, "loss": loss, "moves": moves}
 
 
 def svg_of(figure: Figure) -> str:
@@ -189,7 +201,7 @@ def main() -> None:
     """Writes all pictures."""
     plt.rcParams.update(
         {"svg.fonttype": "none", "svg.hashsalt": "omp", "font.family": "sans-serif",
-         "text.color": INK, "font.size": 9}
+         "text.color": INK, "font.size": 10}
     )  # fmt: skip
     for name, draw in DRAWINGS.items():
         text = svg_of(draw())

@@ -15,9 +15,11 @@ import pytest
 from jax.sharding import AxisType
 
 import optax_muonplus as omp
+from docs import drawings
 from examples.trainer.system.errors import UserError
 from lab.benchmarks import (
     collectives,
+    compiled_table,
     digits,
     meshes,
     polar,
@@ -31,6 +33,7 @@ from lab.benchmarks import (
 from lab.sweeps import grid, results
 from tests.support.documents import ROOT
 
+EVIDENCE = "docs/explain/evidence.md"
 COMMANDS = [path.stem for path in (ROOT / "lab/benchmarks").glob("*.py") if path.stem != "__init__"]
 
 
@@ -73,7 +76,7 @@ def test_a_record_has_the_command_that_gives_it_and_not_its_folder(tmp_path):
     record = json.loads((tmp_path / "new" / "x.json").read_text())
     flags = "--tokens 3 4 --learning-rate 0.5 --no-rivals --library other"
     assert record["command"] == f"python -m a.b {flags}"
-    assert {"device", "processor", "jax", "optax_muonplus"} <= record["machine"].keys()
+    assert {"commit", "device", "processor", "jax", "optax_muonplus"} <= record["machine"].keys()
     assert record["config"] == {
         "tokens": [3, 4], "learning_rate": 0.5, "rivals": False, "library": "other",
     }  # fmt: skip
@@ -176,3 +179,25 @@ def test_the_digits_have_a_loss_for_each_seed_and_second_rate(monkeypatch, tmp_p
     ]  # fmt: skip
     losses = np.array([row["losses"] for row in rows])
     assert losses.shape == (3, 2) and len(np.unique(losses)) == 6 and np.all(losses < 10)
+
+
+def test_the_page_has_the_table_of_the_compiled_programs():
+    page = compiled_table.PAGE.read_text()
+    assert compiled_table.with_table(page) == page
+    found = list(compiled_table.rows())
+    assert {row["name"] for row in found} >= {"optax.contrib.muon", "omp.muonplus, sharding="}
+    stale = page.replace("1466", "1467")
+    assert stale != page and compiled_table.with_table(stale) == page
+
+
+def test_the_pictures_have_the_numbers_of_the_pages():
+    readme, evidence = ((ROOT / name).read_text() for name in ("README.md", EVIDENCE))
+    for _, optax, ours, unit in drawings.COSTS:
+        for number in (optax, ours):
+            assert f"{number:,g} {unit}".strip() in readme
+    for name, tokens, mean, half in drawings.CELLS:
+        sign = "+" if mean > 0 else "\N{MINUS SIGN}"
+        written = f"{sign}{abs(mean):.4f} ± {half:.4f}"
+        lines = [line for line in evidence.splitlines() if line.startswith("|")]
+        (line,) = [line for line in lines if written in line]
+        assert tokens in (None, 20) or f"| {tokens:g} |" in line, name

@@ -151,7 +151,7 @@ EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
     "head, plan, sweeps, last",
     [
         ("| model and text", "pooled", ".", [("69", "-0.0096 ± 0.0060")]),
-        ("| 20 tokens a parameter", "last", "last", []),
+        ("| 20 tokens per parameter", "last", "last", []),
     ],
 )
 def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plan, sweeps, last):
@@ -194,12 +194,14 @@ def test_tables_of_digits_are_rounded_once_from_the_runs():
 
 
 def commands():
-    """Words after `python -m lab.contrasts`, on pages of the site and in the laboratory's table."""
+    """Words after `python -m lab.contrasts`, on pages of the site and in the table of evidence."""
     folders = {
         "$E": str(contrasts_command.EXPERIMENTS),
         "$S": "lab/results/benchmarks/yardsticks/tiny-shakespeare",
     }
-    found = re.findall(r"^\| .*?\| `(\$E.*?)` \|", (ROOT / "lab/README.md").read_text(), re.M)
+    evidence = (ROOT / "docs/explain/evidence.md").read_text()
+    found = re.findall(r"^\| .*?\| `(\$[ES]/.*?)` \|", evidence, re.M)
+    assert len(found) > 12
     for page in ("docs/explain/evidence.md", "docs/trainer/experiments.md"):
         found += re.findall(r"^python -m lab.contrasts (.*)", (ROOT / page).read_text(), re.M)
     for name, folder in folders.items():
