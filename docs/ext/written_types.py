@@ -1,7 +1,8 @@
-"""Types of arguments as the source writes them: ``Norm``, not the nine words that it stands for."""
+"""Types of arguments as the source writes them, and no headings between arguments."""
 
 import ast
 import inspect
+import re
 import textwrap
 from typing import Any
 
@@ -43,8 +44,14 @@ def _link(app: Sphinx, env: Any, node: Any, shown: nodes.Node) -> nodes.Node | N
     return shown
 
 
+def _drop_headings(app: Sphinx, what: str, name: str, value: Any, _: Any, lines: list[str]) -> None:
+    """Headings between arguments are for ``help``; here they would end the argument before."""
+    lines[:] = [line for line in lines if not re.fullmatch(r" +\*\*[A-Z][a-z ]+\*\*", line)]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Replaces what autodoc found, which is why it comes later."""
     app.connect("autodoc-process-signature", _record, priority=900)
+    app.connect("autodoc-process-docstring", _drop_headings, priority=400)  # before napoleon
     app.connect("missing-reference", _link)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -64,7 +64,7 @@ class Matrices:
 
         Raises:
           ValueError: for matrices that links without these fields would read in another way. The
-            links' own :meth:`MatrixTransformation.labels` takes any fields.
+            ``labels`` of the links takes any fields.
         """
         tree, default = self.read(params), resolve(params, RuleReader(), strict=False)
         pairs = zip(tree.leaves, default.leaves, strict=True)
