@@ -8,6 +8,7 @@ Its figures change with the version. They are read from the records that
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lab.benchmarks import columns
 
@@ -17,7 +18,7 @@ PAGE = ROOT / "docs/explain/speed.md"
 BEGIN, END = "<!-- compiled -->", "<!-- end of compiled -->"
 
 COLUMNS = (
-    columns.word("`python -m lab.benchmarks.`", "program"),
+    columns.word("model, devices", "program"),
     columns.word("update", "name"),
     columns.number("collectives", "count", 0),
     columns.number("MB received", "received_bytes", 1, 1e6),
@@ -28,15 +29,21 @@ COLUMNS = (
 )
 
 
+def programs() -> dict[str, dict[str, Any]]:
+    """Reads the records, by their model and devices."""
+    records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
+    return {
+        f"{config['tree']}, {config['target'] if 'target' in config else config['mesh']}": record
+        for record in records
+        for config in [record["config"]]
+    }
+
+
 def rows() -> Iterator[columns.Row]:
-    """Reads each update of each record; the command and its commit stand at the first one."""
-    for path in sorted(RECORDS.glob("*.json")):
-        record = json.loads(path.read_text())
-        command = record["command"].removeprefix("python -m lab.benchmarks.")
-        program = f"`{command}` at {record['machine']['commit'][:8]}"
-        for name, row in record["rows"].items():
-            yield {"program": program, "name": name, **figures(row)}
-            program = ""
+    """Lists the updates of each program, which is named at the first one."""
+    for program, record in programs().items():
+        for index, (name, row) in enumerate(record["rows"].items()):
+            yield {"program": "" if index else program, "name": name, **figures(row)}
 
 
 def figures(row: columns.Row) -> columns.Row:
@@ -53,10 +60,15 @@ def figures(row: columns.Row) -> columns.Row:
 
 
 def with_table(page: str) -> str:
-    """Replaces what stands between the two marks of a page."""
+    """Replaces what stands between the two marks of a page by the table and its commands."""
     before, _, rest = page.partition(BEGIN)
     table = columns.table(rows(), COLUMNS, left=2)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+    commands = [
+        f"- {program}: `{record['command']}` at commit {record['machine']['commit'][:8]}"
+        for program, record in programs().items()
+    ]
+    written = "\n\n".join([BEGIN, table, "\n".join(commands), END])
+    return f"{before}{written}{rest.partition(END)[2]}"
 
 
 def main() -> None:
