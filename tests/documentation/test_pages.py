@@ -61,6 +61,7 @@ def test_there_are_few_words():
     assert words["docs/choose.md"] <= 350
     assert words["docs/explain/evidence.md"] <= 1_700
     assert sum(words.values()) <= 25_500
+    assert PAGES["reference/glossary.md"].count("\n: ") <= 25
 
 
 def slug(title):

@@ -24,6 +24,12 @@ def test_code_block_prints_what_is_written_below_it():
     assert output.getvalue() == printed
 
 
+def test_readme_and_home_show_both_lines():
+    muon = "tx = omp.muon(0.02)  # Optax's Muon\n"
+    lines = muon + "tx = omp.muonplus(0.02)  # with Muon+'s normalization\n"
+    assert lines in README and lines in PAGES["index.md"]
+
+
 def py_blocks(text):
     return re.findall(r"```py\n(.*?)```", text, re.S)
 
