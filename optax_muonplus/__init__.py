@@ -1,6 +1,5 @@
 """Muon+ for JAX: Muon with one normalization step after the orthogonalization, for Optax."""
 
-import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from optax_muonplus import coefficients as coefficients
@@ -25,15 +24,8 @@ from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
 
 __version__ = "0.3.0"
-# Names imported at first use, by module: the module itself, or a function in it.
-_LATER = {
-    "contrib": "contrib",
-    "learning_rate": "_links.learning_rate",
-    "per_head": "heads",
-    "take_over": "convert",
-    "transforms": "transforms",
-}
-__all__ = sorted({*_LATER, *(name for name in dir() if not name.startswith("_"))})
+_LATER = ("contrib", "learning_rate", "per_head", "take_over", "transforms")  # at first use
+__all__ = sorted((*_LATER, *(name for name in dir() if not name.startswith("_"))))
 
 if _TYPE_CHECKING:
     from optax_muonplus import contrib as contrib
@@ -44,10 +36,19 @@ if _TYPE_CHECKING:
 else:  # with this function a type checker would accept every name
 
     def __getattr__(name: str) -> object:
-        if name not in _LATER:
+        if name == "contrib":
+            import optax_muonplus.contrib as found
+        elif name == "transforms":
+            import optax_muonplus.transforms as found
+        elif name == "learning_rate":
+            from optax_muonplus._links.learning_rate import learning_rate as found
+        elif name == "per_head":
+            from optax_muonplus.heads import per_head as found
+        elif name == "take_over":
+            from optax_muonplus.convert import take_over as found
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = _importlib.import_module(f"{__name__}.{_LATER[name]}")
-        return module if name == _LATER[name] else globals().setdefault(name, vars(module)[name])
+        return globals().setdefault(name, found)
 
 
 def __dir__() -> list[str]:

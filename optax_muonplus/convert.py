@@ -120,7 +120,7 @@ def _read(what: str, state: optax.OptState, params: optax.Params) -> list[_Leaf]
     names = {paths.path_name(path) for path in paths.flatten_with_names(params)[0]}
     leaves = [*_walk(widen(state), (), (), None)]
     moments = [x for x in leaves if x.role in MOMENTS and x.name in names]
-    known = [(x.role, x.name) for x in moments if hasattr(x.value, "__array__")]
+    known = [(x.role, x.name) for x in moments if isinstance(x.value, jax.Array | np.ndarray)]
     if len({*known}) < len(known):
         role, name = next(x for x in known if known.count(x) > 1)
         raise ValueError(

@@ -5,9 +5,10 @@ every function also has a transposed form.
 """
 
 import abc
+import copy
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
 import jax
@@ -16,6 +17,7 @@ from jax.typing import DTypeLike
 
 Matrices = jax.Array  # (*batch, out, in), real or complex
 _Class = TypeVar("_Class", bound=type)
+_Object = TypeVar("_Object")
 
 
 def adjoint(x: Matrices) -> Matrices:
@@ -50,17 +52,22 @@ def matrix_function(cls: _Class) -> _Class:
     choices = tuple(field.name for field in fields if field.metadata.get("static"))
 
     def flatten(function: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        values = vars(function)
-        return tuple(values[name] for name in leaves), tuple(values[name] for name in choices)
+        values = [getattr(function, name) for name in (*leaves, *choices)]
+        return tuple(values[: len(leaves)]), tuple(values[len(leaves) :])
 
     def unflatten(chosen: tuple[Any, ...], hyperparams: tuple[Any, ...]) -> Any:
-        function = object.__new__(cls)
         values = zip((*leaves, *choices), (*hyperparams, *chosen), strict=True)
-        vars(function).update(values)
-        return function
+        return _with(object.__new__(cls), values)
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
     return cls
+
+
+def _with(function: _Object, values: Iterable[tuple[str, Any]]) -> _Object:
+    """Sets attributes of a frozen object that was just made."""
+    for name, value in values:
+        object.__setattr__(function, name, value)
+    return function
 
 
 class MatrixFunction(abc.ABC):
@@ -105,9 +112,7 @@ class MatrixFunction(abc.ABC):
 
     def replace(self, **attributes: Any) -> Self:
         """Returns a copy with other attributes, which are not checked again."""
-        copy = object.__new__(type(self))
-        vars(copy).update(vars(self) | attributes)
-        return copy
+        return _with(copy.copy(self), attributes.items())
 
 
 class Elementwise(MatrixFunction):

@@ -101,6 +101,6 @@ def varying_like(x: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     missing = tuple(sorted(axes - varying_axes(jax.typeof(x))))
     if not missing:
         return x
-    if hasattr(jax.lax, "pcast"):  # since jax 0.8.2
-        return jax.lax.pcast(x, missing, to="varying")
-    return jax.lax.pvary(x, missing)
+    if jax.__version_info__ < (0, 8, 2):
+        return jax.lax.pvary(x, missing)  # ty: ignore[missing-attribute]
+    return jax.lax.pcast(x, missing, to="varying")

@@ -28,10 +28,10 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
       0.02
     """
 
-    def is_injected(path: Any, x: Any) -> bool:
-        # A parameter may have that name; a script may have put a Python number here.
-        is_number = hasattr(x, "dtype") or isinstance(x, int | float)
-        return is_number and "hyperparams" in jax.tree_util.keystr(path)
+    def is_injected(path: Any, _: Any) -> bool:
+        # A parameter may have that name, and so has the state of a schedule.
+        names = jax.tree_util.keystr(path)
+        return "hyperparams" in names and "hyperparams_states" not in names
 
     found = optax.tree.get_all_with_path(state, name, filtering=is_injected)
     if not found:

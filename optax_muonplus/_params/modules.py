@@ -57,7 +57,7 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Annotation]]:
             if np.ndim(child) == ndim:  # otherwise layers are stacked
                 numbers = MuonDimensionNumbers(tuple(range(1, ndim)), 0)  # (out, in, *window)
                 yield below, (numbers if node.groups == 1 else None, reading)
-        elif names and hasattr(child, "shape") and names.match(below[-1] if below else ""):
+        elif names and jax.tree_util.all_leaves([child]) and names.match("".join(below[-1:])):
             yield below, (None, reading)
         else:
             yield from _walk(child, below)

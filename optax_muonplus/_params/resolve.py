@@ -20,12 +20,11 @@ def resolve(
     flat = FlatTree.of(tree)
     if not flat.paths:  # a placeholder of optax.tree.map_params
         return ResolvedTree([], [], flat.unflatten, flat.unflatten([]))
-    _check_arrays(flat)
+    dtypes = _dtypes(flat)
     leaves = reader.read(flat)
     if strict:
         _warn_of_one_vector(leaves)
         check_known(leaves)
-    dtypes = map(jnp.result_type, flat.arrays)
     leaves = [leaf._replace(dtype=dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
     if sharding is not None:
         given = broadcast_shardings(flat, sharding)
@@ -38,16 +37,25 @@ def resolve(
     return resolved
 
 
-def _check_arrays(tree: FlatTree) -> None:
-    """Raises ValueError for leaves without a dtype, such as a model's functions."""
-    pairs = zip(tree.names, tree.arrays, strict=True)
-    plain = int | float | complex
-    odd = [(n, f"({x!r})") for n, x in pairs if not (isinstance(x, plain) or hasattr(x, "dtype"))]
-    if odd:
+def _dtypes(tree: FlatTree) -> list[Any]:
+    """Returns the dtype of each leaf; raises ValueError for others, such as a model's functions."""
+    dtypes = [_dtype_or_none(x) for x in tree.arrays]
+    if None in dtypes:
+        rows = zip(tree.names, tree.arrays, dtypes, strict=True)
+        wrong = [(name, f"({x!r})") for name, x, dtype in rows if dtype is None]
         raise ValueError(
-            f"Parameters must be arrays, got {list_paths(odd)}. In Equinox pass"
+            f"Parameters must be arrays, got {list_paths(wrong)}. In Equinox pass"
             " eqx.filter(model, eqx.is_inexact_array)."
         )
+    return dtypes
+
+
+def _dtype_or_none(x: Any) -> Any:
+    """Returns the dtype of an array or a number; None for anything else."""
+    try:
+        return None if isinstance(x, str | type) else jnp.result_type(x)  # "f4" names a dtype
+    except TypeError:
+        return None
 
 
 def _without_boxes(labels: Any) -> Any:
