@@ -11,7 +11,6 @@ import optax
 from jax.sharding import SingleDeviceSharding
 from jax.typing import ArrayLike, DTypeLike
 
-from optax_muonplus._chain.momentum import Momentum
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.arguments import check_flag
 from optax_muonplus._core.coefficients import CoefficientsLike
@@ -22,6 +21,7 @@ from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
 from optax_muonplus._links.matrix_chain import matrix_chain
+from optax_muonplus._links.momentum import Momentum
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices
 from optax_muonplus._params.patterns import LayerAxes, Rules

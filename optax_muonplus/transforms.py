@@ -7,7 +7,6 @@ from optax_muonplus._chain.chain import MatrixTransformation as MatrixTransforma
 from optax_muonplus._chain.chain import Part as Part
 from optax_muonplus._chain.fused import FusedLink as FusedLink
 from optax_muonplus._chain.link import Link as Link
-from optax_muonplus._chain.momentum import Momentum as Momentum
 from optax_muonplus._chain.momentum import MomentumState as MomentumState
 from optax_muonplus._chain.plain import Run as Run
 from optax_muonplus._chain.plain import run_plain as run_plain
@@ -17,6 +16,7 @@ from optax_muonplus._leaves.paths import flatten_tree as flatten_tree
 from optax_muonplus._leaves.record import LeafInfo as LeafInfo
 from optax_muonplus._links.blocks import map_blocks as map_blocks
 from optax_muonplus._links.decay import check_rate as check_rate
+from optax_muonplus._links.momentum import Momentum as Momentum
 from optax_muonplus._links.partition import nadamw as nadamw
 from optax_muonplus.bfloat16 import param_remainders as param_remainders
 from optax_muonplus.int8 import Int8MomentumState as Int8MomentumState

@@ -21,7 +21,7 @@ from optax_muonplus._chain.checks import (
 )
 from optax_muonplus._chain.fused import FusedLink
 from optax_muonplus._chain.link import AnyLink, Link, makes_whole_steps
-from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.momentum import PlainMomentum
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.function import MatrixFunction
@@ -30,7 +30,7 @@ from optax_muonplus._leaves.record import LeafInfo, ResolvedTree
 
 # A part of a chain. A callable is a function of one matrix (out, in).
 Part = (
-    Momentum
+    PlainMomentum
     | MatrixFunction
     | DualNorm
     | Callable[[jax.Array], jax.Array]
@@ -60,7 +60,7 @@ class Chain:
 
     links: tuple[Any, ...]  # in order; transformations of Optax receive no records
     n_matrix_links: int  # number of links up to the last one that receives records
-    scales: bool  # whether that one is a FusedLink, followed by scalings alone
+    ends_in_scalings: bool  # whether that one is a FusedLink, followed by scalings alone
 
     @classmethod
     def of(cls, parts: Sequence[Any], run: Run) -> "Chain":
@@ -71,9 +71,9 @@ class Chain:
             if isinstance(links[i - 1], FusedLink):
                 links[i - 1] = dataclasses.replace(links[i - 1], rounds=False)
         count = max(numbers, default=0)
-        scales = len(links) > count > 0 and isinstance(links[count - 1], FusedLink)
-        scales = scales and all(isinstance(link, Scaling) for link in links[count:])
-        return cls(tuple(links), count, scales)
+        fused = len(links) > count > 0 and isinstance(links[count - 1], FusedLink)
+        scalings = fused and all(isinstance(link, Scaling) for link in links[count:])
+        return cls(tuple(links), count, scalings)
 
     def over(self, leaves: Sequence[LeafInfo]) -> optax.GradientTransformationExtraArgs:
         """Returns the chain as a transformation of trees with these matrices."""
@@ -101,7 +101,7 @@ class Chain:
         gradients = updates
         links, states = self.links, (state,) if len(self.links) == 1 else state
         scaled: list[Any] = []
-        if self.scales and _are_wide(updates, params):
+        if self.ends_in_scalings and _are_wide(updates, params):
             links, states, scaled = self._with_factor(updates, states)
         new = []
         for i, (link, old) in enumerate(zip(links, states, strict=True), 1):
@@ -138,7 +138,7 @@ def _join_parts(parts: Sequence[Any], run: Run) -> list[Any]:
     """Makes one link of a momentum and the functions that follow it."""
     groups: list[list[Any]] = []
     for part in parts:
-        joins = groups and isinstance(groups[-1][-1], Momentum | MatrixFunction | DualNorm)
+        joins = groups and isinstance(groups[-1][-1], PlainMomentum | MatrixFunction | DualNorm)
         if joins and isinstance(part, MatrixFunction | DualNorm):
             groups[-1].append(part)
         else:
@@ -149,9 +149,9 @@ def _join_parts(parts: Sequence[Any], run: Run) -> list[Any]:
 def _link_of(part: Any, *functions: Any, run: Run) -> Any:
     if isinstance(part, MatrixFunction | DualNorm):
         return FusedLink(None, [part, *functions], run=run)
-    if isinstance(part, Momentum) and functions:
+    if isinstance(part, PlainMomentum) and functions:
         return FusedLink(part, functions, run=run)
-    if isinstance(part, Momentum):
+    if isinstance(part, PlainMomentum):
         return optax.GradientTransformation(part.init, part.update)
     return part.with_run(run) if isinstance(part, Link) else part
 

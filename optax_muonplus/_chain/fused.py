@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.momentum import PlainMomentum
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._chain.plain import Run, run_plain
 from optax_muonplus._chain.program import DualNorm, functions_of
@@ -22,7 +22,7 @@ from optax_muonplus._leaves.record import LeafInfo
 class FusedLink:
     """Functions of each matrix, or of its momentum, which is computed as it is read."""
 
-    momentum: Momentum | None
+    momentum: PlainMomentum | None
     functions: Sequence[MatrixFunction | DualNorm]  # as given
     rounds: bool = True  # results have the dtype of the gradients; else that of the momentum
     run: Run = run_plain

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import optax
 
-from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.momentum import PlainMomentum
 from optax_muonplus._chain.plain import Run
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._leaves.record import LeafInfo
@@ -38,7 +38,7 @@ class Link:
     makes_whole_steps: ClassVar[bool] = False
 
     @property
-    def momentum(self) -> Momentum | None:
+    def momentum(self) -> PlainMomentum | None:
         return None
 
     @property

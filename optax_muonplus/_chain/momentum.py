@@ -1,9 +1,8 @@
 """The momentum: the only state that Muon+ has for a matrix."""
 
 import dataclasses
-import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,9 @@ from optax_muonplus._core.momentum import look_ahead, moving_average
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 from optax_muonplus._leaves.paths import flatten_with_names
 
-Buffer = tuple[jax.Array, ...]  # the arrays of one momentum
+# The arrays of one momentum. The first has the shape of the parameter, and any others have as many
+# axes, with one number for each block of it.
+Buffer = tuple[jax.Array, ...]
 
 
 class MomentumState(NamedTuple):
@@ -34,32 +35,30 @@ class MomentumState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How the buffers of a momentum are kept between updates."""
+    """How the buffers of a momentum are kept between updates.
+
+    The state is a named tuple. Its last field is the count; each field before it has one array of
+    every buffer, in a tree like the parameters.
+    """
 
     empty: Callable[[optax.Params, Any], Any]  # (zeros, count) -> the first state
     load: Callable[..., jax.Array]  # (*buffer) -> the momentum
-    store: Callable[[jax.Array, Buffer], Buffer]  # (the momentum, old buffer) -> buffer
+    store: Callable[[jax.Array, Buffer], Buffer]  # (the momentum, old buffer) -> new buffer
 
 
-AS_NUMBERS = Storage(
+NUMBERS = Storage(
     MomentumState,
     load=lambda buffer: buffer,
     store=lambda x, buffer: (saturating_cast(x, buffer[0].dtype),),
 )
 
 
-def storage_of(dtype: np.dtype | None) -> Storage:
-    if dtype != np.int8:
-        return AS_NUMBERS
-    return importlib.import_module("optax_muonplus.int8").STORAGE  # it imports this module
-
-
 class MomentumTransformation(optax.GradientTransformation):
     """The transformation that ``optax_muonplus.momentum`` returns."""
 
-    momentum: "Momentum"  # the same as a part of a chain
+    momentum: "PlainMomentum"  # the same as a part of a chain
 
-    def __new__(cls, momentum: "Momentum") -> Self:
+    def __new__(cls, momentum: "PlainMomentum") -> Self:
         check_state = StateCheck()
 
         def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -87,13 +86,14 @@ class LookAhead:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Momentum:
-    """A part of a chain; its attributes are the arguments of :func:`optax_muonplus.momentum`."""
+class PlainMomentum:
+    """A momentum as a part of a chain. A subclass may have another storage."""
 
     beta: ArrayLike = 0.95
     nesterov: bool = True
     bias_correction: bool = False
     mu_dtype: DTypeLike | None = None
+    other_dtype: ClassVar[str] = ""  # a dtype that is not floating-point and has its own storage
 
     def __post_init__(self) -> None:
         check_number("beta", self.beta, DECAY)
@@ -103,8 +103,12 @@ class Momentum:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype of the buffer; None for that of the parameter."""
-        return floating_dtype("mu_dtype", self.mu_dtype, "int8")
+        """The dtype of the first array of a buffer; None for that of the parameter."""
+        return floating_dtype("mu_dtype", self.mu_dtype, self.other_dtype)
+
+    @property
+    def storage(self) -> Storage:
+        return NUMBERS
 
     def init(self, params: optax.Params) -> Any:
         paths, leaves = flatten_with_names(params)
@@ -117,7 +121,7 @@ class Momentum:
             )
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
         zeros = optax.tree.zeros_like(params, dtype=self.dtype)
-        return storage_of(self.dtype).empty(zeros, count)
+        return self.storage.empty(zeros, count)
 
     def update(self, updates: optax.Updates, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
@@ -128,7 +132,7 @@ class Momentum:
         self, updates: optax.Updates, state: Any, rounded_to: Any = None
     ) -> tuple[Any, list[Operand]]:
         """Returns the state after one update, and a direction for each leaf."""
-        storage = storage_of(self.dtype)
+        storage = self.storage
         buffers, treedef = buffers_of(state)
         dtypes = {jnp.result_type(m[0]) for m in buffers}
         if self.dtype is not None and dtypes - {jnp.result_type(self.dtype)}:
@@ -142,8 +146,8 @@ class Momentum:
         compute = LookAhead(self.beta, count, self.nesterov, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
-            # The buffer is in memory. It serves if it has the dtype that the direction is rounded
-            # to, or eight bits; if not, the direction needs the sum before it was rounded.
+            # The buffer is in memory. It is enough if it has the dtype that the direction is
+            # rounded to, or several arrays; otherwise the sum before it was rounded is needed.
             stored = len(m) > 1 or narrower_dtype(x.dtype, rounded_to) == m[0].dtype
             arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
             directions.append(Operand(arrays, x.dtype, compute))

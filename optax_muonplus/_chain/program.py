@@ -30,18 +30,18 @@ class ScaleByDualNorm(MatrixFunction):
     """``s(O)`` times the real part of <M, O>, for ``O = f(M)``."""
 
     functions: tuple[MatrixFunction, ...]  # f
-    scales: tuple[MatrixFunction, ...]  # s, factors by shape
+    factors: tuple[MatrixFunction, ...]  # s, by shape
 
     def __call__(self, x: jax.Array) -> jax.Array:
         o = _apply_all(self.functions, x)
         # The inner product may overflow although the update does not.
         y, power = scale_by_pow2(x)
         inner = jnp.real(jnp.sum(y.conj() * o, axis=(-2, -1), keepdims=True))
-        scaled = _apply_all(self.scales, o)
+        scaled = _apply_all(self.factors, o)
         return times_pow2(scaled * inner.astype(o.dtype), power)
 
     def transposed(self) -> MatrixFunction:
-        return ScaleByDualNorm(_transposed(self.functions), _transposed(self.scales))
+        return ScaleByDualNorm(_transposed(self.functions), _transposed(self.factors))
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)
@@ -72,8 +72,8 @@ def functions_of(parts: Sequence[MatrixFunction | DualNorm]) -> tuple[MatrixFunc
         return tuple(functions)
     inner, outer = functions[:before_dual_norm], functions[before_dual_norm:]
     # Factors by shape multiply before the inner product, other functions after it.
-    scales = tuple(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
-    return ScaleByDualNorm(tuple(inner), scales), *outer[len(scales) :]
+    factors = tuple(itertools.takewhile(lambda f: isinstance(f, ScaleByShape), outer))
+    return ScaleByDualNorm(tuple(inner), factors), *outer[len(factors) :]
 
 
 def is_polar_factor(function: MatrixFunction | None) -> TypeGuard[Orthogonalize]:

@@ -142,7 +142,7 @@ class MatrixLayout:
         )
 
     def of_blocks(self, shape: Shape) -> "MatrixLayout | None":
-        """Returns the layout of an array with a number for each block, as the scales of int8.
+        """Returns the layout of an array with a number for each block of elements.
 
         None if such a block spans several matrices, or is not one of their rows or columns.
         """

@@ -6,7 +6,7 @@ import jax
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.chain import MatrixTransformation
-from optax_muonplus._chain.momentum import Momentum, MomentumTransformation
+from optax_muonplus._chain.momentum import MomentumTransformation
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.arguments import check_flag
 from optax_muonplus._core.coefficients import CoefficientsLike
@@ -15,6 +15,7 @@ from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus._links.matrix_chain import matrix_chain
+from optax_muonplus._links.momentum import Momentum
 from optax_muonplus._links.where import Matrices, MatricesFields
 
 

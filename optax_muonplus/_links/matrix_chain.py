@@ -10,7 +10,7 @@ import optax
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._chain.link import AnyLink, Link, makes_whole_steps
-from optax_muonplus._chain.momentum import Momentum, MomentumTransformation
+from optax_muonplus._chain.momentum import MomentumTransformation, PlainMomentum
 from optax_muonplus._chain.plain import Run
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
@@ -109,7 +109,7 @@ def check_order(parts: Sequence[Any]) -> None:
             wrong = "a link behind whole steps downhill. A rule with its own rate stands last"
         elif _has_momentum(part) and _has_momentum(ours[0]):
             wrong = "a second momentum. optax.trace may stand beside one"
-        elif isinstance(part, Momentum):
+        elif isinstance(part, PlainMomentum):
             wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
         elif isinstance(part, Orthogonalize):
             scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
@@ -126,4 +126,4 @@ def check_order(parts: Sequence[Any]) -> None:
 
 def _has_momentum(part: Any) -> bool:
     """Whether a part is a momentum, or a rule with a momentum of its own."""
-    return isinstance(part, Momentum) or (isinstance(part, Link) and part.momentum is not None)
+    return isinstance(part, PlainMomentum) or (isinstance(part, Link) and part.momentum is not None)

@@ -9,7 +9,7 @@ import optax
 from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._chain.link import makes_whole_steps
-from optax_muonplus._chain.momentum import Momentum
+from optax_muonplus._chain.momentum import PlainMomentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
 from optax_muonplus._links.decay import check_rate, decay_weights, is_zero, scale_by_rate
@@ -114,4 +114,4 @@ def _with_trials(rule: Any, parts: Sequence[Any], weight_decay: Any) -> Any:
 
 def _is_uphill(part: Any) -> bool:
     """Whether updates keep the direction of gradients; a user's function may turn them."""
-    return isinstance(part, Momentum | MatrixFunction) and not isinstance(part, ArrayFunction)
+    return isinstance(part, PlainMomentum | MatrixFunction) and not isinstance(part, ArrayFunction)

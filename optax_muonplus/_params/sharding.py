@@ -50,7 +50,10 @@ def broadcast_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSha
 
 
 def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
-    """Gives every leaf of ``state`` with a parameter's path and shape that parameter's sharding."""
+    """Shards the arrays of ``state`` like the parameters at whose paths they are.
+
+    An array may have the parameter's shape, or a number for each block of it.
+    """
     # Under jax.jit on Auto axes the zeros of a state would otherwise be made on one device.
     shardings_of(tree, tree.leaves)
     params = {x.path: (x.shape, x.given_sharding) for x in tree.leaves if x.given_sharding}
@@ -63,11 +66,10 @@ def shard_like_params(state: Any, tree: ResolvedTree) -> Any:
         if start is None:
             return leaf
         shape, sharding = params[path[start:]]
-        if np.shape(leaf) == shape:
-            return _constrain(leaf, sharding)
-        # A field of this name has one number per block. NorMuon's rows are left to the compiler.
-        is_scales = path[:start][-1:] == ("scales",) and np.ndim(leaf) == len(shape)
-        return _constrain(leaf, _over_blocks(sharding, np.shape(leaf))) if is_scales else leaf
+        blocks = np.shape(leaf)
+        pairs = zip(shape, blocks, strict=False)
+        fits = len(blocks) == len(shape) and all(n == k or (k and n % k == 0) for n, k in pairs)
+        return _constrain(leaf, _over_blocks(sharding, blocks)) if fits else leaf
 
     paths, leaves, unflatten = flatten_tree(state)
     return unflatten(map(constrain, paths, leaves))

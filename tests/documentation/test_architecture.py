@@ -19,9 +19,9 @@ PACKAGE = pathlib.Path(optax_muonplus.__file__).parent
 FLOORS = """
 _core _leaves
 _chain _params
-_execution coefficients
+_execution int8 coefficients
 _links heads rules
-zero1 int8 bfloat16 matrices polar
+zero1 bfloat16 matrices polar
 transforms
 muonplus contrib convert
 describe
@@ -55,6 +55,15 @@ def imported_modules(module):
             yield own
 
 
+def string_imports(code):
+    """The ways in ``code`` to import a module by a name that is computed."""
+    ways = {"importlib", "pkgutil", "runpy", "__import__", "import_module", "exec", "eval"}
+    for node in ast.walk(ast.parse(code)):
+        names = [alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import)]
+        names += [getattr(node, key, None) for key in ("id", "attr", "module")]
+        yield from ways.intersection(name.partition(".")[0] for name in names if name)
+
+
 def test_every_room_has_its_floor():
     assert sorted(FLOOR) == rooms()
 
@@ -75,6 +84,25 @@ def test_the_library_needs_jax_and_optax_alone():
             first = name.partition(".")[0]
             if first != PACKAGE.name and first not in sys.stdlib_module_names:
                 assert first in OUTSIDE, f"{module} imports {name}"
+
+
+def test_imports_within_functions_count():
+    for module, later in (("_links.links", "int8"), ("muonplus", "zero1"), ("__init__", "contrib")):
+        code = ast.parse(MODULES[module].read_text())
+        assert not any(isinstance(x, ast.ImportFrom) and later in str(x.module) for x in code.body)
+        assert later in {room_of(other) for other in imported_modules(module)}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_import_is_a_string(module):
+    """It would hide from the tests of this file, which read statements, also within functions."""
+    assert not [*string_imports(MODULES[module].read_text())]
+
+
+@pytest.mark.parametrize("code", ["import importlib", "x = __import__('os')", "exec('import os')"])
+def test_string_imports_are_found(code):
+    assert [*string_imports(f"def function():\n    {code}")]
+    assert not [*string_imports("def function():\n    from os import path\n    return path")]
 
 
 def test_modules_do_not_import_in_circles():
