@@ -24,7 +24,8 @@ from optax_muonplus._leaves.layout import DimensionNumbersTree
 from optax_muonplus._leaves.paths import fold, list_paths, without_numbers
 from optax_muonplus._leaves.placement import LeafSharding, axes_of_type
 from optax_muonplus._leaves.record import ADAM, GIVEN, MUON, UNKNOWN, LeafInfo, ResolvedTree
-from optax_muonplus._params.neighbours import INNER, RATIO, SHORT, is_plausible
+from optax_muonplus._params.attention import INNER
+from optax_muonplus._params.neighbours import RATIO, SHORT, is_plausible
 from optax_muonplus._params.reader import PER_HEAD, reader_of
 from optax_muonplus._params.resolve import resolve
 from optax_muonplus._params.sharding import ShardingTree, shardings_of

@@ -9,6 +9,7 @@ from optax_muonplus._core.arguments import known_count
 from optax_muonplus._leaves.layout import DimensionNumbers, MatrixLayout
 from optax_muonplus._leaves.paths import list_paths
 from optax_muonplus._leaves.record import LeafInfo
+from optax_muonplus._params.attention import attention_layer
 from optax_muonplus._params.flatten import FlatTree, normalize_paths
 from optax_muonplus._params.patterns import (
     LayerAxes,
@@ -18,18 +19,6 @@ from optax_muonplus._params.patterns import (
     parse_rules,
 )
 from optax_muonplus._params.reader import PER_HEAD, RuleReader
-
-_SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-# Names of layers with queries, alone or fused, and of layers with keys, values or both. The last
-# names are up-projections of latent attention (MLA): its down-projections have no heads.
-_QUERIES = (
-    rf"(q|query|qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)(q|qkv)|q_proj_weight"
-    r"|c_attn|in_proj_weight|wq_b|q_b_proj|q_up(_proj)?|w_?uq"
-)
-_OTHERS = (
-    rf"(k|v|kv|key|value|key_value){_SUFFIX}|(w_?|to_|c_|linear_)(k|v|kv)|[kv]_proj_weight"
-    r"|wkv_b|kv_b_proj|(k|v|kv)_up(_proj)?|w_?u(k|v|kv)"
-)
 
 
 def per_head(
@@ -119,22 +108,16 @@ class PerHead(RuleReader):
 
     def _chosen(self, leaves: Sequence[LeafInfo], tree: FlatTree) -> dict[int, str]:
         """Returns the patterns of the parameters to cut, by index."""
-        names = normalize_paths([*tree.paths, *tree.holes])
-        with_queries = {_module(name, _QUERIES) for name in names}
+        layers = map(attention_layer, normalize_paths([*tree.paths, *tree.holes]))
+        layers = [x or (None, "") for x in layers]  # other layers are in no module of attention
+        with_queries = {module for module, outputs in layers if "query" in outputs}
         chosen = {}
-        for leaf, path, name in zip(leaves, tree.names, names, strict=False):
+        for leaf, path, (module, outputs) in zip(leaves, tree.names, layers, strict=False):
             pattern = next((p for p in self.sizes if re.search(p, path)), None)
-            module = _module(name, f"{_QUERIES}|{_OTHERS}")
-            named = not self.by_name or (module is not None and module in with_queries)
+            named = not self.by_name or (module in with_queries and outputs != "output")
             if pattern is not None and named and leaf.layout is not None:
                 chosen[leaf.index] = pattern
         return chosen
-
-
-def _module(name: str, layers: str) -> str | None:
-    """Returns the module of a parameter if its layer has a name that matches ``layers``."""
-    found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
-    return found["module"] if found else None
 
 
 def _numbers(layout: MatrixLayout, size: int | None) -> DimensionNumbers:

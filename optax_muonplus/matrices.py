@@ -8,7 +8,6 @@ from optax_muonplus._core.arguments import NOT_NEGATIVE as NOT_NEGATIVE
 from optax_muonplus._core.arguments import POSITIVE as POSITIVE
 from optax_muonplus._core.arguments import Kind as Kind
 from optax_muonplus._core.arguments import check_flag as check_flag
-from optax_muonplus._core.arguments import check_floating as check_floating
 from optax_muonplus._core.arguments import check_number as check_number
 from optax_muonplus._core.arguments import check_word as check_word
 from optax_muonplus._core.arguments import known_count as known_count

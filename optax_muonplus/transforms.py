@@ -18,6 +18,7 @@ from optax_muonplus._links.blocks import map_blocks as map_blocks
 from optax_muonplus._links.decay import check_rate as check_rate
 from optax_muonplus._links.momentum import Momentum as Momentum
 from optax_muonplus._links.partition import nadamw as nadamw
+from optax_muonplus._params.attention import attention_layer as attention_layer
 from optax_muonplus.bfloat16 import param_remainders as param_remainders
 from optax_muonplus.int8 import Int8MomentumState as Int8MomentumState
 from optax_muonplus.int8 import find_momentum as find_momentum

@@ -20,10 +20,10 @@ LIBRARY = """
 # What a rule of one's own, such as the contributed ones, is written with.
 TOOLS = """
     matrices: DECAY Elementwise Kind MatrixFunction NOT_NEGATIVE POSITIVE as_real check_flag
-    check_floating check_number check_word divide_by_pow2 known_count matrix_function root
+    check_number check_word divide_by_pow2 known_count matrix_function root
     scale_by_pow2 static sum_of_squares upcast_for_sum
-    transforms: FusedLink Link MatrixTransformation Part Run check_rate flatten_tree
-    nadamw
+    transforms: FusedLink Link MatrixTransformation Part Run attention_layer check_rate
+    flatten_tree nadamw
 """
 CONTRIBUTED = """
     contrib: AdaMuon Aurora Balance Hyperball Mano NorMuon Record RecordState adamh hyperball

@@ -9,16 +9,10 @@ import re
 from collections.abc import Mapping
 
 from optax_muonplus._leaves.layout import Shape
+from optax_muonplus._params import attention
 
 Neighbours = Mapping[str, Shape]
 
-_QUERY = r"((q|query)(_proj|_projection)?|wq|wq_b)"
-OUT = r"(o|out|wo|o_proj|(attn_)?out_proj|attention_output)"
-# Layers of attention and gates: an output or a value beside one of them is not a head.
-INNER = (
-    r"((w|to)?_?([qk]|qkv|kv|quer(y|ies)|keys?|query_key_value|key_value|gate_up|gate|up|down)"
-    r"(_?(proj(ection)?|layer|linear|dense|lin|attn))?|c_attn|in_proj_weight)"
-)
 _WIDEST = 11  # the longest side of a window, AlexNet's; a longer axis may be layers
 _FEW = 4  # the usual width of a depthwise kernel: an axis of up to this size may be a width
 # Beyond these limits 14 models had 6 wrong readings and 3 layers.
@@ -31,7 +25,7 @@ def heads_match(module: Neighbours, _path: str, unknown: bool = False) -> bool:
     kernels = [(name, shape) for name, shape in module.items() if len(shape) == 3]
     queries, outputs = (
         {shape[axis] for name, shape in kernels if re.fullmatch(f"{names}/(kernel|w)", name)}
-        for names, axis in ((_QUERY, 1), (OUT, 0))
+        for names, axis in ((attention.QUERY, 1), (attention.OUT, 0))
     )
     return queries == outputs if queries and outputs else unknown
 
@@ -79,7 +73,7 @@ def is_outermost(module: Neighbours, path: str) -> bool:
     # Siblings are other layers of the module, or other leaves of the same layer.
     parts = [name.split("/") for name in module if name != path]
     names = {name[-1] if name[0] == layer else name[0] for name in parts}
-    return not any(re.fullmatch(INNER, name, re.I) for name in names)
+    return not any(re.fullmatch(attention.INNER, name, re.I) for name in names)
 
 
 def is_alone(module: Neighbours, path: str) -> bool:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from optax_muonplus._leaves.layout import MatrixLayout, MuonDimensionNumbers, Shape
 from optax_muonplus._leaves.paths import fold_all
 from optax_muonplus._leaves.record import LeafInfo
+from optax_muonplus._params.attention import LIKELY_OUT, LIKELY_QKV
 from optax_muonplus._params.neighbours import is_plausible
 from optax_muonplus._params.stacks import infer_stacks
 
 _WINDOW = 7  # longest side of a window whose name is not that of a convolution
-_QKV = r"(?i)(^|[/_])(w|to_)?(qkv|kv|[qkv]|query|key|value)(_proj(ection)?)?(/\w+)?$"
-_OUT = r"(?i)^(?!.*(expert|moe)).*\b(o|out|(attn_)?o(ut)?_proj(ection)?|attention_output)(/\w+)?$"
 _HELP = """]
 Arguments: input axes, then output axes. None sends a parameter to AdamW.
 Axes in neither (layers, experts, separate heads) are batch axes.
@@ -75,7 +74,7 @@ def _axes(name: str, shape: Shape, bias: Shape) -> tuple[tuple, bool]:
 def _guess(name: str, shape: Shape, out_first: bool) -> tuple:
     """Returns axes whose matrices have plausible sides."""
     *lead, last = range(len(shape))
-    for axes, names in (((0, (*lead[1:], last)), _QKV), ((tuple(lead), last), _OUT)):
+    for axes, names in (((0, (*lead[1:], last)), LIKELY_QKV), ((tuple(lead), last), LIKELY_OUT)):
         _, short, long = sorted(_block(shape, axes))
         if not out_first and re.search(names, name) and long < 4 * short:  # fused qkv has three
             return axes

@@ -1,9 +1,9 @@
 """The default rules, in order: the first one that fits decides. ``language.py`` has the syntax."""
 
+from optax_muonplus._params import attention
 from optax_muonplus._params import neighbours as near
 from optax_muonplus._params.language import PathRule, adamw, matrix
 
-_QKV = r"(([qkv]|query|key|value)(_proj|_projection)?|w[qkv]|wq_b|wkv_b)"
 _KERNEL = "/(kernel|w)"  # kernel in Flax and Keras, w in Haiku
 _FLAX, _ANY = "Flax, Keras", "Flax, Keras, Haiku"
 _TUNIX = "MaxText, tunix, Keras"
@@ -113,8 +113,8 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     # Stacked kernels (layers, in, out) have as many axes: the conditions compare the heads.
     matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, near.heads_may_match),
     matrix("out/kernel", "attention: (heads head), out", "Flax", near.heads_may_match),
-    matrix(_QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, near.heads_match),
-    matrix(near.OUT + _KERNEL, "attention: (heads head), out", _TUNIX, near.heads_match),
+    matrix(attention.QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, near.heads_match),
+    matrix(attention.OUT + _KERNEL, "attention: (heads head), out", _TUNIX, near.heads_match),
     matrix("q_einsum" + _KERNEL, "attention: heads, in, head", "Gemma"),
     matrix("q?kv_einsum" + _KERNEL, "attention: part, heads, in, head", "Gemma"),
     matrix("attn_vec_einsum" + _KERNEL, "attention: (heads head), out", "Gemma"),

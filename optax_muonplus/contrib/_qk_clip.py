@@ -13,23 +13,11 @@ from jax.typing import ArrayLike
 
 import optax_muonplus as omp
 from optax_muonplus.matrices import POSITIVE, check_number, check_word, known_count
-from optax_muonplus.transforms import LeafInfo, flatten_tree
+from optax_muonplus.transforms import LeafInfo, attention_layer, flatten_tree
 
 Fused = Literal["blocks", "by_head"]
 _NORM = r"((q|k|qk|query|key)_?(ln|((layer|rms)_?)?norm)|norm_?(q|k|query|key))(/|$)"
-# Names of layers; a fused layer holds queries, keys and values.
-_SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
-QUERY, FUSED, KEY = "query", "fused", "key"
-_LAYERS = {
-    QUERY: rf"(q|query){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)q|q_proj_weight"
-    r"|wq_b|q_b_proj|q_up(_proj)?|w_?uq",
-    FUSED: rf"(qkv|query_key_value){_SUFFIX}|(w_?|to_|c_|linear_|in_proj_)qkv|c_attn"
-    r"|in_proj_weight",
-    KEY: rf"(k|key){_SUFFIX}|(w_?|to_|c_|linear_)k|k_proj_weight|k_up(_proj)?|w_?uk",
-}
-_OUTPUT = rf"(o|out|output){_SUFFIX}|attention_output|(w_?|to_|linear_)(o|out)"
-# Up-projections of latent attention, whose heads also share a part.
-_LATENT = r"(wq_b|q_b_proj|[qk]_up(_proj)?|w_?u[qk])/?(kernel|w|weight)?$"
+QUERY, FUSED, KEY = "query", "query, key, value", "key"  # what a layer computes
 
 
 class QueryKeyLayer(NamedTuple):
@@ -156,8 +144,8 @@ def _modules(
 def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError if queries have other outputs than the output projection has inputs."""
     for leaf in leaves:
-        module = _module_of(_name(leaf.path), _OUTPUT) if leaf.layout else None
-        for x in modules.get(module, []) if module is not None else []:
+        module, outputs = attention_layer(_name(leaf.path)) or ("", "")
+        for x in modules.get(module, []) if outputs == "output" and leaf.layout else []:
             read = [n for axis, n in enumerate(leaf.shape) if axis not in leaf.matrix.output_axes]
             made = [n for axis, n in enumerate(x.leaf.shape) if axis not in x.inputs]
             if x.side == QUERY and x.inputs and math.prod(read) != math.prod(made):
@@ -245,8 +233,9 @@ def query_key_modules(leaves: Sequence[LeafInfo]) -> dict[str, list[QueryKeyLaye
     found: dict[str, list[QueryKeyLayer]] = collections.defaultdict(list)
     for name, leaf in zip(names, leaves, strict=True):
         kernel = re.sub(r"/(bias|b)$", "", re.sub(r"_bias$", "_weight", name))
-        side, module = _side_of(kernel)
-        if not side:
+        module, outputs = attention_layer(kernel) or ("", "")
+        side = outputs.removeprefix("latent ")
+        if side not in (QUERY, FUSED, KEY):
             continue
         if kernel == name and leaf.layout is None:
             raise ValueError(f"{leaf.name} is not a matrix ({leaf.rule}). Give a rule for it.")
@@ -262,20 +251,6 @@ def _name(path: Iterable[str]) -> str:
     return "/".join(path).replace(".", "/")
 
 
-def _side_of(name: str) -> tuple[str, str]:
-    """Returns what a layer holds, queries, keys or both, and its module."""
-    for side, layers in _LAYERS.items():
-        if (module := _module_of(name, layers)) is not None:
-            return side, module
-    return "", ""
-
-
-def _module_of(name: str, layers: str) -> str | None:
-    """Returns the module of a kernel whose layer has a name that matches ``layers``."""
-    found = re.match(rf"(?i)(?P<module>(.*/)?)({layers})(/(kernel|w|weight))?$", name)
-    return found["module"].rstrip("/") if found else None
-
-
 def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) -> None:
     """Raises ValueError for modules that are not supported, and if there are none."""
     shown = ", ".join(names)
@@ -288,7 +263,7 @@ def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) ->
         module
         for module, layers in modules.items()
         if {x.side for x in layers} == {QUERY}
-        or any(re.search(_LATENT, x.leaf.name) for x in layers)
+        or any("latent" in (attention_layer(_name(x.leaf.path)) or ("", ""))[1] for x in layers)
     ]
     if alone:
         raise ValueError(

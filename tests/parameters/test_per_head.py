@@ -6,7 +6,10 @@ U x for each head, where U is computed head by head in float64. Kernels of two a
 that shapes say nothing: exchanging rows and columns, or heads and what is in them, fails.
 """
 
+import ast
 import functools
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -192,3 +195,34 @@ QKV, SPLIT = nested_shapes(attn__qkv=(12, 14)), ("qkv", omp.MatrixSpec(split_siz
 def test_what_cannot_be_cut_is_refused(tree, head_size, options, message):
     with pytest.raises(ValueError, match=message):
         omp.per_head(head_size, **options)(tree)
+
+
+@pytest.mark.parametrize(
+    ("path", "layer"),
+    [
+        ("blocks/0/attn/q_proj/kernel", ("blocks/0/attn", "query")),
+        ("c_attn/w", ("", "query, key, value")),
+        ("h/1/kv_proj/weight", ("h/1", "key, value")),
+        ("mla/wq_b/kernel", ("mla", "latent query")),
+        ("mla/kv_b_proj", ("mla", "latent key, value")),
+        ("attn/out/kernel", ("attn", "output")),
+        ("attn/q_norm/kernel", None),
+        ("mlp/up/kernel", None),
+    ],
+)
+def test_layers_of_attention_are_known_by_name(path, layer):
+    assert omp.transforms.attention_layer(path) == layer
+
+
+def test_names_of_attention_layers_stand_in_one_file():
+    """Other files take them from it; MaxText's and Gemma's own names are in tables of rules."""
+    package = pathlib.Path(omp.__file__).parent
+    names = re.compile(r"\[qkv\]|query_key_value|quer\(|\(q\|query\)|wkv|w_\?u")
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if "\n" not in node.value and names.search(node.value)
+    }
+    assert found == {"_params/attention.py", "_params/table.py", "rules.py"}
