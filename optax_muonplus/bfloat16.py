@@ -82,7 +82,7 @@ def param_remainders(
         if params is None:
             raise ValueError("Remainders need params: call tx.update(updates, state, params).")
         masked = mask_params_like(updates, params)
-        check_state(getattr(state, "remainders", None), empty, masked)
+        check_state(getattr(state, "remainders", None), empty, masked, params)
         steps, inner_state = inner.update(updates, state.inner_state, params, **extra_args)
         leaves, structure = jax.tree.flatten(steps)
         trees = map(structure.flatten_up_to, (masked, state.remainders))

@@ -229,7 +229,7 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
             check_gradients(updates, params)
             params = mask_params_like(updates, params)
             chain = over(where.read(updates))
-            check_state(state, chain.init, updates if params is None else params)
+            check_state(state, chain.init, updates if params is None else params, params)
             return chain.update(updates, state, params, **extra_args)
 
         return cls(init, update, *made_of)

@@ -89,7 +89,13 @@ class StateCheck:
     def __init__(self) -> None:
         self._fitting: Any = None
 
-    def __call__(self, state: Any, init: Callable[[Any], optax.OptState], like: Any) -> None:
+    def __call__(
+        self,
+        state: Any,
+        init: Callable[[Any], optax.OptState],
+        like: Any,
+        params: Any,
+    ) -> None:
         """Raises ValueError unless ``state`` has the paths and arrays of ``init(like)``."""
         # Broadcasting would stretch a running mean of the other side. Containers may differ.
         leaves, structure = jax.tree.flatten((state, like))
@@ -109,7 +115,7 @@ class StateCheck:
         if wanted.keys() != {()} and type(state) is not type(expected):
             shown = f"{type(state).__name__} in place of {type(expected).__name__}"
         if shown:
-            raise wrong_state(shown)
+            raise wrong_state(shown, params is None)
         self._fitting = found
 
 
@@ -151,12 +157,16 @@ def _list_few(parts: Iterable[tuple[Path, str | None]]) -> str:
     return textwrap.shorten(names, 400, placeholder=" ...")
 
 
-def wrong_state(what: str) -> ValueError:
-    """Returns the error for a state of another optimizer."""
+def wrong_state(what: str, without_params: bool = False) -> ValueError:
+    """Returns the error for a state that does not fit the optimizer, or perhaps the gradients."""
+    perhaps = ""
+    if without_params:
+        perhaps = ", or a gradient has another shape than its parameter, which is checked by"
+        perhaps += " update(gradients, state, parameters)"
     return ValueError(
-        f"The state is of another optimizer, of other options, or of another reading: {what}. Make"
-        " it for these, tx.init(parameters), or go on from it in the middle of a run: state, report"
-        " = optax_muonplus.take_over(state, tx.init(parameters), parameters)."
+        f"The state is of another optimizer, of other options, or of another reading{perhaps}:"
+        f" {what}. Make it for these, tx.init(parameters), or go on from it in the middle of a run:"
+        " state, report = optax_muonplus.take_over(state, tx.init(parameters), parameters)."
     )
 
 

@@ -63,7 +63,7 @@ class MomentumTransformation(optax.GradientTransformation):
 
         def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
             check_gradients(updates, params)
-            check_state(state, momentum.init, updates)
+            check_state(state, momentum.init, updates, params)
             return momentum.update(updates, state)
 
         self = super().__new__(cls, momentum.init, update)

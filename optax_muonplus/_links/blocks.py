@@ -45,9 +45,28 @@ def map_blocks(
         outputs = [function(run, *block) for run, *block in blocks]
         parts = [outputs] if n_results is None else zip(*outputs, strict=True)
         for result, part in zip(results, parts, strict=True):
-            result.append(layout.join(part))
+            result.append(_join(leaf.name, layout, part))
     trees = tuple(treedef.unflatten(result) for result in results)
     return trees[0] if n_results is None else trees
+
+
+def _join(name: str, layout: MatrixLayout, results: Sequence[jax.Array]) -> jax.Array:
+    """Joins the results of runs; raises ValueError if some were summed over other axes."""
+    axis = layout.split_axis
+    if axis is not None:
+        made, blocks = [x.shape for x in results], [run.shape for run in layout.runs()]
+        # A run of several blocks has an axis more, in front of the fused one, which numbers them.
+        fused = [axis + len(block) - len(layout.shape) for block in blocks]
+        others = {(x[:axis], x[i + 1 :]) for x, i in zip(made, fused, strict=True)}
+        sums = {x[i] == 1 for x, y, i in zip(made, blocks, fused, strict=True) if y[i] > 1}
+        if len(others) > 1 or len(sums) > 1:
+            raise ValueError(
+                f"{name}: blocks of shapes {', '.join(map(str, blocks))} have results of shapes"
+                f" {', '.join(map(str, made))}, which were summed over other axes and do not join."
+                " A rule by the longer side needs blocks that are all tall, all wide or all square."
+                ' Split the parameter, or choose a rule by rows, such as NorMuon(side="row").'
+            )
+    return layout.join(results)
 
 
 def _cut_without_reshape(layout: MatrixLayout, x: Any) -> MatrixLayout:

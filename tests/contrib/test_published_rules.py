@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import optax_muonplus as omp
 from optax_muonplus import contrib
 from tests.support import reference_contrib
 from tests.support.contrib import NAMES, SHAPES, build, decay, run, trees
@@ -173,3 +174,30 @@ def test_squares_of_adamuon_do_not_underflow_in_float16():
     nu, oracle_nu = (x.inner_states["muon"].inner_state[0].nu["up"] for x in (state, expected))
     assert nu.dtype == jnp.float32 and np.all(nu > 0)
     np.testing.assert_allclose(nu, oracle_nu, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("side", "sizes"),
+    [("long", (4, 16)), ("long", (8, 16)), ("long", (8, 4)), ("long_row", (8, 4))],
+)
+def test_blocks_whose_longer_sides_differ_are_refused(side, sizes):
+    """Means of rows, of columns and of whole blocks have no common array."""
+    spec = omp.MatrixSpec(0, 1, split_sizes=sizes)
+    tx = omp.optimizer(contrib.NorMuon(side=side), 0.1, rules=[("up", spec)])
+    with pytest.raises(ValueError, match=r"^up/kernel: blocks of shapes .* do not join"):
+        tx.init({"up": {"kernel": jnp.ones((8, sum(sizes)))}})
+
+
+@pytest.mark.parametrize("sizes", [(9, 16), (12, 12, 16), (16, 1, 9)])
+def test_blocks_of_other_sizes_on_one_side_are_as_if_separate(sizes):
+    kernel = jax.random.normal(jax.random.key(0), (8, sum(sizes)))
+    spec = omp.MatrixSpec(0, 1, split_sizes=sizes)
+    stops = np.cumsum(sizes)[:-1]
+    parts = dict(zip("abc", jnp.split(kernel, stops, 1), strict=False))
+    tx = omp.optimizer(contrib.NorMuon(), 0.1, rules=[("w", spec)])
+    fused, _ = tx.update({"w": kernel}, tx.init({"w": kernel}), {"w": kernel})
+    alone = omp.optimizer(contrib.NorMuon(), 0.1, rules=[(".", omp.MuonDimensionNumbers(0, 1))])
+    single, _ = alone.update(parts, alone.init(parts), parts)
+    np.testing.assert_allclose(
+        fused["w"], jnp.concatenate([*single.values()], 1), rtol=0, atol=1e-6
+    )

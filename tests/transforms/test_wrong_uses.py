@@ -249,3 +249,16 @@ def test_a_rule_returns_as_many_arrays_as_it_says():
     matrices = {"w": jnp.ones((4, 4))}
     with pytest.raises(ValueError, match="zip"):
         tx.update(matrices, tx.init(matrices), matrices)
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (24,), (6, 4)])
+def test_without_parameters_a_wrong_gradient_and_a_wrong_state_are_both_possible(shape):
+    params, gradients = {"w": jnp.ones((4, 6))}, {"w": jnp.ones(shape)}
+    for tx in (omp.muonplus(0.1), omp.momentum()):
+        state = tx.init(params)
+        with pytest.raises(ValueError, match="or a gradient has another shape than its parameter"):
+            tx.update(gradients, state)
+        with pytest.raises(ValueError, match=r"^Gradients do not fit: w is \("):
+            tx.update(gradients, state, params)
+        with pytest.raises(ValueError, match="or of another reading: "):
+            tx.update(params, optax.EmptyState(), params)
