@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.chain import ChainTransformation
@@ -59,8 +57,7 @@ def describe(
     - the number of parameters, and the rule by which they were read.
 
     Lines below the table have, on a mesh, the load of the busiest device and the bytes received per
-    update; on a GPU or TPU, the precision of products; and possible heads, matrices of unusual
-    shapes and suggested rules.
+    update; and possible heads, matrices of unusual shapes and suggested rules.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -78,7 +75,7 @@ def describe(
     arguments = {"learning_rate": 0.0, **arguments}
     optimizer = muonplus(**arguments)  # refuses what it would refuse
     assert isinstance(optimizer, ChainTransformation)
-    parts = {type(part): part for part in optimizer.parts}
+    parts = {type(part): part for part in optimizer.chain.parts}
     norm, scale = parts[Normalize], parts[ScaleByShape]
     is_matched = norm.match_frobenius and (scale.consistent_rms is None or DualNorm in parts)
     scale = scale.replace(norm=norm.norm, match_frobenius=is_matched)
@@ -90,7 +87,6 @@ def describe(
     if scale.consistent_rms is not None and (is_matched or norm.norm in ("none", "long")):
         lines.append(_NOMINAL)
     lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
-    lines += _precision_of_products(tree.matrices, parts[Orthogonalize])
     lines += _doubts(tree.leaves)
     if not all(leaf.known for leaf in tree.leaves):
         lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
@@ -175,26 +171,6 @@ def _work_per_device(
         f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
-
-
-def _precision_of_products(
-    matrices: Sequence[LeafInfo], orthogonalize: Orthogonalize
-) -> Iterator[str]:
-    """Yields the precision of float32 products on an accelerator, unless it was chosen."""
-    chosen = orthogonalize.compute_dtype or jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
-    backend = jax.default_backend()
-    if chosen or not any(leaf.dtype == jnp.float32 for leaf in matrices):
-        return
-    if backend == "gpu":
-        yield (
-            'products: TF32 for float32 parameters; compute_dtype="bfloat16" halves the time'
-            " (GPT-Small on an H100: 9.4 -> 4.8 ms)"
-        )
-    elif backend == "tpu":
-        yield (
-            "products: of float32 parameters, rounded to bfloat16 when they are multiplied;"
-            ' compute_dtype="bfloat16" moves half the bytes'
-        )
 
 
 def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:

@@ -88,7 +88,7 @@ def shard_state(
         return structure.unflatten(leaves), state
 
     if isinstance(inner, ChainTransformation):
-        return ChainTransformation(init, update, *inner.made_of)
+        return ChainTransformation(init, update, inner.chain, inner.where)
     return optax.GradientTransformationExtraArgs(init, update)
 
 

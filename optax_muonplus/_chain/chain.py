@@ -58,7 +58,9 @@ class Scaling(optax.GradientTransformation):
 class Chain:
     """Links, one after the other."""
 
-    links: tuple[Any, ...]  # in order; transformations of Optax receive no records
+    parts: tuple[Any, ...]  # as given, in order
+    run: Run  # applies functions to the matrices of a tree
+    links: tuple[Any, ...]  # made of parts; transformations of Optax receive no records
     n_matrix_links: int  # number of links up to the last one that receives records
     ends_in_scalings: bool  # whether that one is a FusedLink, followed by scalings alone
 
@@ -73,7 +75,7 @@ class Chain:
         count = max(numbers, default=0)
         fused = len(links) > count > 0 and isinstance(links[count - 1], FusedLink)
         scalings = fused and all(isinstance(link, Scaling) for link in links[count:])
-        return cls(tuple(links), count, scalings)
+        return cls(tuple(parts), run, tuple(links), count, scalings)
 
     def over(self, leaves: Sequence[LeafInfo]) -> optax.GradientTransformationExtraArgs:
         """Returns the chain as a transformation of trees with these matrices."""
@@ -195,28 +197,24 @@ def promote(updates: optax.Updates, params: optax.Params | None) -> optax.Update
 class ChainTransformation(optax.GradientTransformationExtraArgs):
     """A transformation with a chain of links, for trees that are read by path and shape."""
 
-    parts: tuple[Any, ...]  # for matrices, as given, in order
-    chain: Chain  # their links
+    chain: Chain  # for matrices
     where: TreeReader
-    run: Run  # applies functions to the matrices of a tree
 
-    def __new__(cls, init: Any, update: Any, *made_of: Any) -> Self:
+    # JAX remakes a named tuple from its two fields.
+    def __new__(cls, init: Any, update: Any, chain: Any = None, where: Any = None) -> Self:
         self = super().__new__(cls, init, update)
-        if made_of:  # absent when JAX remakes a named tuple from its two fields
-            self.parts, self.chain, self.where, self.run = made_of
+        self.chain, self.where = chain, where
         return self
-
-    @property
-    def made_of(self) -> tuple[Any, ...]:
-        return self.parts, self.chain, self.where, self.run
 
     @classmethod
     def of(
-        cls, over: Callable[[ResolvedTree], optax.GradientTransformation], *made_of: Any
+        cls,
+        over: Callable[[ResolvedTree], optax.GradientTransformation],
+        chain: Chain,
+        where: TreeReader,
     ) -> Self:
         """Makes a transformation that reads and checks each tree, and applies ``over`` of it."""
         check_state = StateCheck()
-        where: TreeReader = made_of[2]
 
         def init(params: optax.Params) -> optax.OptState:
             tree = where.read(params)  # flax.nnx.Optimizer passes variables here, and arrays later
@@ -228,11 +226,11 @@ class ChainTransformation(optax.GradientTransformationExtraArgs):
         ) -> tuple[optax.Updates, optax.OptState]:
             check_gradients(updates, params)
             params = mask_params_like(updates, params)
-            chain = over(where.read(updates))
-            check_state(state, chain.init, updates if params is None else params, params)
-            return chain.update(updates, state, params, **extra_args)
+            made = over(where.read(updates))
+            check_state(state, made.init, updates if params is None else params, params)
+            return made.update(updates, state, params, **extra_args)
 
-        return cls(init, update, *made_of)
+        return cls(init, update, chain, where)
 
 
 class MatrixTransformation(ChainTransformation):
@@ -250,4 +248,4 @@ def matrix_chain(*parts: Any, where: TreeReader, run: Run = run_plain) -> Matrix
         check_only_matrices(tree.leaves)
         return chain.over(tree.leaves)
 
-    return MatrixTransformation.of(over, parts, chain, where, run)
+    return MatrixTransformation.of(over, chain, where)

@@ -90,11 +90,7 @@ class StateCheck:
         self._fitting: Any = None
 
     def __call__(
-        self,
-        state: Any,
-        init: Callable[[Any], optax.OptState],
-        like: Any,
-        params: Any,
+        self, state: Any, init: Callable[[Any], optax.OptState], like: Any, params: Any
     ) -> None:
         """Raises ValueError unless ``state`` has the paths and arrays of ``init(like)``."""
         # Broadcasting would stretch a running mean of the other side. Containers may differ.

@@ -78,7 +78,7 @@ def matrix_chain(
 def parts_of(link: Any) -> tuple[Any, ...]:
     """Returns the parts of a link or chain; raises for anything else."""
     if isinstance(link, MatrixTransformation):
-        return link.parts
+        return link.chain.parts
     if isinstance(link, ChainTransformation):
         raise ValueError(
             "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link."

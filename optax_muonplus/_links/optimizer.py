@@ -3,20 +3,23 @@
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+import jax
 import jax.core
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from optax_muonplus._chain import chain
 from optax_muonplus._chain.chain import ChainTransformation, MatrixTransformation, Part
 from optax_muonplus._chain.link import makes_whole_steps
 from optax_muonplus._chain.momentum import PlainMomentum
 from optax_muonplus._core.function import ArrayFunction, MatrixFunction
 from optax_muonplus._execution.apply import apply
 from optax_muonplus._links.decay import check_rate, decay_weights, is_zero, scale_by_rate
-from optax_muonplus._links.direction import with_trial
 from optax_muonplus._links.matrix_chain import matrix_chain, parts_of
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices, MatricesFields
+
+_TRIAL_STEPS = 32  # a warmup or optax.MultiSteps begins with zero updates
 
 
 def optimizer(
@@ -73,7 +76,6 @@ def optimizer(
       >>> updates, state = tx.update(params, tx.init(params), params)
     """
     check_rate(0.0 if learning_rate is None else learning_rate, weight_decay)
-
     parts = parts_of(rule)
     if makes_whole_steps(parts[-1]) and learning_rate is not None:
         raise ValueError(
@@ -87,29 +89,66 @@ def optimizer(
         if learning_rate is None:
             raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
         others = nadamw(learning_rate)
-    if learning_rate is not None or makes_whole_steps(parts[-1]):
-        rule = _with_trials(rule, parts, weight_decay)
     matrices = matrix_chain(
         rule,
         decay_weights(weight_decay, weight_decay_mask, cautious_weight_decay),
         scale_by_rate(learning_rate),
         where=where,
         **fields,
-        run=rule.run if isinstance(rule, MatrixTransformation) else apply,
+        run=rule.chain.run if isinstance(rule, MatrixTransformation) else apply,
     )
-    return partition(matrices, others)
+    whole = partition(matrices, others)
+
+    def init(params: Any) -> Any:
+        _check_direction(parts, weight_decay, params)
+        return whole.init(params)
+
+    has_rate = learning_rate is not None or makes_whole_steps(parts[-1])
+    return ChainTransformation(init, whole.update, whole.chain, whole.where) if has_rate else whole
 
 
-def _with_trials(rule: Any, parts: Sequence[Any], weight_decay: Any) -> Any:
-    """Adds a trial to Optax's transformations; one behind the last link for matrices may decay."""
-    is_traced = isinstance(weight_decay, jax.core.Tracer)
-    decays = callable(weight_decay) or (not is_traced and bool(weight_decay))
-    is_optax = [isinstance(part, optax.GradientTransformation) for part in parts]
-    pairs = enumerate(zip(parts, is_optax, strict=True))
-    made = [with_trial(x, decays and all(is_optax[i:])) if known else x for i, (x, known) in pairs]
-    if isinstance(rule, MatrixTransformation):
-        return chain.matrix_chain(*made, where=rule.where, run=rule.run)
-    return made[0]
+def _check_direction(parts: Sequence[Any], weight_decay: Any, params: Any) -> None:
+    """Raises ValueError for transformations of Optax that go downhill, or decay a second time."""
+    is_known = not isinstance(weight_decay, jax.core.Tracer)
+    decays = is_known and (callable(weight_decay) or bool(weight_decay))
+    for part in reversed(parts):
+        if not isinstance(part, optax.GradientTransformation):
+            decays = False  # before a link for matrices, a decay is a part of the gradient
+            continue
+        goes_down, decays_too = _try(optax.with_extra_args_support(part), params)
+        if goes_down or (decays and decays_too):
+            what = "goes downhill, as the learning rate does" if goes_down else "has a decay too"
+            raise ValueError(
+                f"A transformation of Optax in the rule {what}. Leave out a second decay,"
+                " optax.scale_by_learning_rate, optax.scale(-1) and whole optimizers:"
+                " optax.adam(0.1) is optax.scale_by_adam() here."
+            )
+
+
+def _try(link: optax.GradientTransformationExtraArgs, params: Any) -> tuple[bool, bool]:
+    """Returns whether a leaf goes downhill in two nonzero steps, and whether one decays."""
+
+    def small(x: Any) -> jax.Array:  # masks may read the number of axes
+        return jnp.linspace(1.0, 2.0, 4 ** np.ndim(x)).reshape((4,) * np.ndim(x))
+
+    try:
+        with jax.ensure_compile_time_eval():
+            grads = jax.tree.map(small, params)
+            zeros, state = optax.tree.zeros_like(grads), link.init(grads)
+            one, two = (link.update(zeros, state, optax.tree.scale(n, grads))[0] for n in (1, 2))
+            # With zero gradients, only a decay makes updates depend on the parameters.
+            decays = jax.tree.leaves(jax.tree.map(lambda x, y: bool((x != y).any()), one, two))
+            total, moved = 0.0, 0
+            for _ in range(_TRIAL_STEPS):
+                updates, state = link.update(grads, state, grads)
+                products = jax.tree.map(lambda u, g: float(jnp.vdot(u, g)), updates, grads)
+                total = total + np.array(jax.tree.leaves(products))
+                moved += any(jax.tree.leaves(products))
+                if moved == 2:
+                    break
+            return bool(np.any(total < 0)), any(decays)
+    except Exception:  # it needs other arguments or shapes: nothing is known
+        return False, False
 
 
 def _is_uphill(part: Any) -> bool:

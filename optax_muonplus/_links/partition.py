@@ -29,7 +29,7 @@ def partition(
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
         return _partition({ADAM: others, MUON: matrices.chain.over(tree.matrices)}, tree.labels)
 
-    return ChainTransformation.of(over, *matrices.made_of)
+    return ChainTransformation.of(over, matrices.chain, matrices.where)
 
 
 def _partition(

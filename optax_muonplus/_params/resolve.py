@@ -40,9 +40,9 @@ def resolve(
 def _dtypes(tree: FlatTree) -> list[Any]:
     """Returns the dtype of each leaf; raises ValueError for others, such as a model's functions."""
     dtypes = [_dtype_or_none(x) for x in tree.arrays]
-    if None in dtypes:
-        rows = zip(tree.names, tree.arrays, dtypes, strict=True)
-        wrong = [(name, f"({x!r})") for name, x, dtype in rows if dtype is None]
+    rows = zip(tree.names, tree.arrays, dtypes, strict=True)
+    wrong = [(name, f"({x!r})") for name, x, dtype in rows if dtype is None]
+    if wrong:
         raise ValueError(
             f"Parameters must be arrays, got {list_paths(wrong)}. In Equinox pass"
             " eqx.filter(model, eqx.is_inexact_array)."

@@ -35,7 +35,7 @@ FIELDS = {
 DEFAULTS = {
     "mano": {Momentum: Momentum(nesterov=False)},
     "aurora": {Orthogonalize: contrib.Aurora().polar_factor},
-    "turbo_muon": {Orthogonalize: contrib.scale_by_turbo_muon().parts[1].polar_factor},
+    "turbo_muon": {Orthogonalize: contrib.scale_by_turbo_muon().chain.parts[1].polar_factor},
     "muoneq": {ScaleByShape: ScaleByShape(consistent_rms=0.2)},
 }
 MAKE = {
