@@ -15,16 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-Matrices = jax.Array  # (*batch, out, in), real or complex
+MatrixArray = jax.Array  # (*batch, out, in), real or complex
 _Class = TypeVar("_Class", bound=type)
 _Object = TypeVar("_Object")
 
 
-def adjoint(x: Matrices) -> Matrices:
+def adjoint(x: MatrixArray) -> MatrixArray:
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
-def map_matrices(function: Callable[[jax.Array], jax.Array], x: Matrices) -> Matrices:
+def map_matrices(function: Callable[[jax.Array], jax.Array], x: MatrixArray) -> MatrixArray:
     """Applies a function of one matrix to each matrix of ``x``, which no sum can then mix."""
     for _ in x.shape[:-2]:
         function = jax.vmap(function)
@@ -83,7 +83,7 @@ class MatrixFunction(abc.ABC):
     """
 
     @abc.abstractmethod
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         """Returns the function of every matrix of ``x``, an array of the same shape."""
 
     @property
@@ -129,7 +129,7 @@ class ArrayFunction(MatrixFunction):
 
     function: Callable[[jax.Array], jax.Array] = static()
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         return map_matrices(self.function, x)
 
 
@@ -139,7 +139,7 @@ class ViaTranspose(MatrixFunction):
 
     function: MatrixFunction
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         return jnp.swapaxes(self.function(jnp.swapaxes(x, -1, -2)), -1, -2)
 
     def transposed(self) -> MatrixFunction:

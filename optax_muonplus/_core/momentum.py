@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from .function import Matrices, MatrixFunction
+from .function import MatrixArray, MatrixFunction
 from .normalize import Normalize
 from .orthogonalize import Orthogonalize
 from .precision import accumulation_dtype, as_real
@@ -24,15 +24,15 @@ ORTHOGONALIZE, NORMALIZE, SCALE = Orthogonalize(), Normalize(), ScaleByShape()
 
 
 def muon_plus(
-    gradient: Matrices,
-    momentum: Matrices,
+    gradient: MatrixArray,
+    momentum: MatrixArray,
     beta: ArrayLike = 0.95,
     *,
     nesterov: bool = True,
     orthogonalize: MatrixFunction = ORTHOGONALIZE,
     normalize: MatrixFunction = NORMALIZE,
     scale: MatrixFunction = SCALE,
-) -> tuple[Matrices, Matrices]:
+) -> tuple[MatrixArray, MatrixArray]:
     r"""Returns the update of matrices at learning rate 1, and their new momentum.
 
     Args:

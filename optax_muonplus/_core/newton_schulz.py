@@ -21,14 +21,14 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import check_floating
 from .coefficients import Row
-from .function import Matrices, adjoint
+from .function import MatrixArray, adjoint
 from .precision import as_real, product_dtype, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
 Preconditioning = Literal["frobenius", "spectral", "aol", "schatten"]
 
 
 def newton_schulz(
-    x: Matrices,
+    x: MatrixArray,
     rows: Sequence[Row],
     *,
     steps: int | jax.Array | None = None,
@@ -36,7 +36,7 @@ def newton_schulz(
     eps: ArrayLike = 0.0,
     preconditioning: Preconditioning = "frobenius",
     compute_dtype: DTypeLike | None = None,
-) -> Matrices:
+) -> MatrixArray:
     """Returns approximate polar factors of ``x``; for the arguments see :class:`Orthogonalize`.
 
     ``steps`` may be traced; steps beyond ``rows`` repeat the last row, and None is one for each.
@@ -62,7 +62,9 @@ def newton_schulz(
     return (jnp.swapaxes(y, -1, -2) if transposed else y).astype(x.dtype)
 
 
-def step(x: Matrices, row: Row | jax.Array, compute_dtype: DTypeLike | None = None) -> Matrices:
+def step(
+    x: MatrixArray, row: Row | jax.Array, compute_dtype: DTypeLike | None = None
+) -> MatrixArray:
     """Returns ``c_0 X + c_1 (X X^H) X + c_2 (X X^H)^2 X + ...`` for one row of coefficients."""
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -78,7 +80,7 @@ def step(x: Matrices, row: Row | jax.Array, compute_dtype: DTypeLike | None = No
     return product(p, x)
 
 
-def svd(x: Matrices) -> Matrices:
+def svd(x: MatrixArray) -> MatrixArray:
     """Returns exact polar factors ``U V^H`` from the singular value decomposition ``U S V^H``.
 
     Singular values at rounding level stay zero, as under Newton-Schulz: a matrix of lower rank
@@ -96,7 +98,7 @@ def svd(x: Matrices) -> Matrices:
     return jnp.matmul(u * kept[..., None, :], vh).astype(x.dtype)
 
 
-def _norm(y: Matrices, preconditioning: Preconditioning) -> jax.Array:
+def _norm(y: MatrixArray, preconditioning: Preconditioning) -> jax.Array:
     """Returns the norm of each matrix; under aol, one number for each of its rows."""
     if preconditioning == "frobenius":
         return root(sum_of_squares(y, (-2, -1)))

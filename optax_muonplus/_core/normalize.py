@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .arguments import NOT_NEGATIVE, check_flag, check_floating, check_number, check_word
-from .function import Matrices, MatrixFunction, matrix_function, static
+from .function import MatrixArray, MatrixFunction, matrix_function, static
 from .precision import (
     as_real,
     divide_by_pow2,
@@ -34,7 +34,7 @@ def normalized_sides(norm: Norm, fan_out: int, fan_in: int) -> tuple[str, ...]:
     return () if norm == "none" else tuple(norm.split("_"))
 
 
-def _match_frobenius(x: Matrices, like: Matrices) -> Matrices:
+def _match_frobenius(x: MatrixArray, like: MatrixArray) -> MatrixArray:
     wide, _ = scale_by_pow2(upcast_for_sum(x))
     wanted, power = scale_by_pow2(upcast_for_sum(like))
     squares, goal = sum_of_squares(wide, (-2, -1)), sum_of_squares(wanted, (-2, -1))
@@ -80,7 +80,7 @@ class Normalize(MatrixFunction):
         check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
         check_flag("match_frobenius", self.match_frobenius)
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         check_floating(x)
         y = upcast_for_sum(x)
         sides = normalized_sides(self.norm, *x.shape[-2:])
@@ -91,7 +91,7 @@ class Normalize(MatrixFunction):
         y = y.astype(x.dtype)
         return _match_frobenius(y, x) if self.match_frobenius else y
 
-    def _divide(self, y: Matrices, side: str) -> Matrices:
+    def _divide(self, y: MatrixArray, side: str) -> MatrixArray:
         eps = as_real(self.norm_eps, jnp.finfo(y.dtype).dtype)
         # Only large numbers are scaled: squares of small ones vanish against norm_eps anyway.
         size = jnp.max(jnp.abs(y), SUMMED_AXIS[side], keepdims=True, initial=0)

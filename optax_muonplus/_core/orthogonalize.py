@@ -10,7 +10,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .arguments import NOT_NEGATIVE, check_number, check_word, floating_dtype
 from .coefficients import Coefficients, CoefficientsLike, for_steps
-from .function import Matrices, MatrixFunction, map_matrices, matrix_function, static
+from .function import MatrixArray, MatrixFunction, map_matrices, matrix_function, static
 from .newton_schulz import Preconditioning, newton_schulz, svd
 
 Polar = Literal["auto", "newton_schulz", "gram", "svd"]
@@ -95,7 +95,7 @@ class Orthogonalize(MatrixFunction):
         object.__setattr__(self, "ns_coeffs", _hashable(self.ns_coeffs))
         object.__setattr__(self, "compute_dtype", operand)
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         if callable(self.polar):
             return map_matrices(self.polar, x)
         if self.polar == "svd":

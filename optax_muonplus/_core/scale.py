@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .arguments import POSITIVE, check_floating, check_number, check_word
-from .function import Matrices, MatrixFunction, matrix_function, static
+from .function import MatrixArray, MatrixFunction, matrix_function, static
 from .normalize import Norm, normalized_sides
 from .precision import as_real, root, scale_by_pow2, sum_of_squares, upcast_for_sum
 
@@ -70,11 +70,11 @@ class ScaleByShape(MatrixFunction):
             return 1 / math.sqrt(max(fan_out, fan_in))
         return 1 / math.sqrt(fan_in if sides[-1] == "row" else fan_out)
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         check_floating(x)
-        return self.apply(x, *x.shape[-2:])
+        return self.times_factor(x, *x.shape[-2:])
 
-    def apply(self, x: Matrices, fan_out: int, fan_in: int) -> Matrices:
+    def times_factor(self, x: MatrixArray, fan_out: int, fan_in: int) -> MatrixArray:
         """Scales matrices of shape (fan_out, fan_in), stored so or transposed."""
         if self.consistent_rms is None or self.norm is not None:
             return (x * self.factor(fan_out, fan_in)).astype(x.dtype)
@@ -94,8 +94,8 @@ class ScaleByTransposedShape(MatrixFunction):
 
     scale: ScaleByShape
 
-    def __call__(self, x: Matrices) -> Matrices:
-        return self.scale.apply(x, x.shape[-1], x.shape[-2])
+    def __call__(self, x: MatrixArray) -> MatrixArray:
+        return self.scale.times_factor(x, x.shape[-1], x.shape[-2])
 
     def transposed(self) -> MatrixFunction:
         return self.scale

@@ -24,11 +24,11 @@ def apply(
 ) -> list[jax.Array]:
     """Applies functions as ``run_plain`` does, in batches, and on a mesh by a plan."""
     program, results = lower(functions, factor), dict[int, jax.Array]()
-    for on_mesh, work in ((False, _apply_on_device), (True, apply_sharded)):
+    for on_mesh, apply_to in ((False, _apply_on_device), (True, apply_sharded)):
         chosen = [i for i, leaf in enumerate(leaves) if (leaf.sharding is not None) == on_mesh]
         if chosen:
             some = [operands[i] for i in chosen], [leaves[i] for i in chosen]
-            results |= zip(chosen, work(program, *some), strict=True)
+            results |= zip(chosen, apply_to(program, *some), strict=True)
     return [saturating_cast(results[i], leaf.dtype) for i, leaf in enumerate(leaves)]
 
 

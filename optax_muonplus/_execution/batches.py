@@ -35,7 +35,7 @@ class MatrixBatch(NamedTuple):
     def with_arrays(self, arrays: tuple[jax.Array, ...]) -> "MatrixBatch":
         return self._replace(operand=self.operand._replace(arrays=arrays))
 
-    def apply(self, program: Program) -> Callable[[jax.Array], jax.Array]:
+    def of_arrays(self, program: Program) -> Callable[[jax.Array], jax.Array]:
         """Returns ``program`` as a function of arrays like this one."""
         return lambda x: saturating_cast(
             program(x.astype(self.dtype), self.transposed), self.result_dtype

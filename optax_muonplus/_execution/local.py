@@ -10,9 +10,9 @@ import jax.core
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._core.precision import narrower_dtype, saturating_cast
 from optax_muonplus._execution.batches import MatrixBatch
-from optax_muonplus._execution.device.cpu import work_in_loops
-from optax_muonplus._execution.device.gpu import work_on_stacks
-from optax_muonplus._execution.device.tpu import map_stacks
+from optax_muonplus._execution.device.cpu import apply_in_loops
+from optax_muonplus._execution.device.gpu import apply_in_stacks
+from optax_muonplus._execution.device.tpu import apply_one_by_one
 from optax_muonplus._execution.lower import Program, for_platform
 from optax_muonplus._execution.platforms import Platform, on_its_platform
 from optax_muonplus._leaves.layout import MatrixLayout
@@ -55,13 +55,13 @@ def apply_batched(
     def on(platform: Platform) -> Callable[..., list[jax.Array]]:
         fast = for_platform(program, platform)
 
-        def work(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+        def on_arrays(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
             given = [x.with_arrays(y) for x, y in zip(batches, arrays, strict=True)]
             if platform == "cpu":
-                return work_in_loops(fast, given)
-            return (map_stacks if platform == "tpu" else work_on_stacks)(fast, given)
+                return apply_in_loops(fast, given)
+            return (apply_one_by_one if platform == "tpu" else apply_in_stacks)(fast, given)
 
-        return work
+        return on_arrays
 
     return on_its_platform(on, *(batch.operand.arrays for batch in batches), platform=platform)
 

@@ -10,14 +10,14 @@ Platform = Literal["cpu", "tpu", "gpu"]
 
 
 def on_its_platform(
-    work: Callable[[Platform], Callable[..., Any]], *args: Any, platform: Platform | None = None
+    function: Callable[[Platform], Callable[..., Any]], *args: Any, platform: Platform | None = None
 ) -> Any:
-    """Computes ``work(platform)(*args)`` for ``platform``, or the one that is lowered for."""
+    """Computes ``function(platform)(*args)`` for ``platform``, or the one that is lowered for."""
     if platform is not None:
-        return work(platform)(*args)
+        return function(platform)(*args)
     # All three are traced and one is lowered; ``jax.export`` to several platforms keeps several.
     # Only the outermost function asks, and hands the answer down.
-    cpu, tpu, gpu = work("cpu"), work("tpu"), work("gpu")
+    cpu, tpu, gpu = function("cpu"), function("tpu"), function("gpu")
     return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
 
 

@@ -18,7 +18,7 @@ from optax_muonplus._execution.lower import Program
 Tree = TypeVar("Tree")
 
 
-def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def apply_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to one matrix after the other, in a loop for each shape."""
     results: dict[int, jax.Array] = {}
     for members in group_by(batches, lambda x: (x.program_key, x.shape[0])):
@@ -27,14 +27,14 @@ def work_in_loops(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.
         first = group[0]
         # A matrix that is computed from other arrays can share memory with its result.
         in_place = first.operand.compute is not None and first.operand.dtype == first.result_dtype
-        work = _in_place if in_place and first.shape[0] == 1 else _one_by_one
-        results |= zip(members, work(program, group), strict=True)
+        apply = _in_place if in_place and first.shape[0] == 1 else _one_by_one
+        results |= zip(members, apply(program, group), strict=True)
     return [results[i] for i in range(len(batches))]
 
 
 def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to single matrices of one shape, computed before the loop."""
-    function = batches[0].apply(program)
+    function = batches[0].of_arrays(program)
     # XLA passes shardings on, from sources to matrices to results. Without the axis of size 1,
     # arrays have the shape of the parameter and can share its memory.
     made = [(batch.operand.map(lambda x: x[0]).load(),) for batch in batches]
@@ -45,7 +45,7 @@ def _in_place(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arra
 def _one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to batches of one shape, each matrix loaded inside the loop."""
     first = batches[0]
-    function = first.apply(program)
+    function = first.of_arrays(program)
 
     def of_matrix(*arrays: jax.Array) -> jax.Array:
         return function(first.operand._replace(arrays=arrays).map(lambda x: x[None]).load())[0]

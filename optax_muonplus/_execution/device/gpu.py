@@ -26,7 +26,7 @@ from optax_muonplus._execution.lower import Program
 STACK_BYTES = 2**27
 
 
-def work_on_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def apply_in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to all matrices, many at a time."""
     results: dict[int, jax.Array] = {}
     short: dict[int, MatrixBatch] = {}
@@ -73,16 +73,16 @@ def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
     known = () if batch.largest is None else (batch.largest,)
     arrays = (*batch.operand.arrays, *known)
 
-    def work(*arrays: jax.Array) -> jax.Array:
+    def on_slice(*arrays: jax.Array) -> jax.Array:
         one = batch.with_arrays(arrays[: len(arrays) - len(known)])
         return _in_stacks(program, [one._replace(largest=arrays[-1] if known else None)])[0]
 
     length = batch.shape[0]
     whole = length // size * size
-    y = map_slices(work, tuple(x[:whole] for x in arrays), size)
+    y = map_slices(on_slice, tuple(x[:whole] for x in arrays), size)
     if whole == length:
         return y
-    return jnp.concatenate([y, work(*(x[whole:] for x in arrays))])
+    return jnp.concatenate([y, on_slice(*(x[whole:] for x in arrays))])
 
 
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:

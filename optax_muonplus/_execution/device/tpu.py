@@ -23,7 +23,7 @@ from optax_muonplus._execution.polar import products
 TPU_STACK_BYTES = 2**28
 
 
-def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+def apply_one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to one matrix after the other."""
     # Libtpu stores a matrix transposed if only that fills its blocks. Swapping the axes then moves
     # nothing; otherwise libtpu transposes the whole stack. Scanned layers are not swapped, which
@@ -43,7 +43,7 @@ def map_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
         sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
         for chunk in cut_into_chunks(group, sizes, TPU_STACK_BYTES):
             stack = concatenate([narrow[i].operand.load() for i in chunk])
-            stack = map_slices(narrow[chunk[0]].apply(program), (stack,), 1, in_place=True)
+            stack = map_slices(narrow[chunk[0]].of_arrays(program), (stack,), 1, in_place=True)
             results |= zip(chunk, jnp.split(stack, len(chunk)), strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(swapped)]
 
@@ -54,5 +54,5 @@ def _swap_sides(batch: MatrixBatch) -> MatrixBatch:
 
 
 def _of_arrays(program: Program, batch: MatrixBatch) -> Callable[..., jax.Array]:
-    function = batch.apply(program)
+    function = batch.of_arrays(program)
     return lambda *arrays: function(batch.with_arrays(arrays).operand.load())

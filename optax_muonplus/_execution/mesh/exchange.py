@@ -93,19 +93,19 @@ def _apply(
             results |= work(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    work = functools.partial(
+    on_shards = functools.partial(
         on_its_platform, lambda where: functools.partial(on_device, where), platform=platform
     )
-    return _on_each_device(work, hyperparams, arrays, leaves)
+    return _on_each_device(on_shards, hyperparams, arrays, leaves)
 
 
 def _on_each_device(
-    work: Callable[..., tuple[jax.Array, ...]],
+    on_shards: Callable[..., tuple[jax.Array, ...]],
     hyperparams: dict[int, jax.Array],
     arrays: Sequence[Arrays],
     leaves: Sequence[ShardedLeaf],
 ) -> list[jax.Array]:
-    """Runs ``work`` on the shards of ``arrays`` on each device of a mesh."""
+    """Calls ``on_shards`` with the shards of ``arrays`` on each device of a mesh."""
     specs = tuple(as_named(x.sharding).spec for x in leaves)
     mesh = leaves[0].sharding.mesh
     # Replicas divide work along axes that cut no array. If members of a jax.vmap lie along such an
@@ -116,7 +116,7 @@ def _on_each_device(
     if axes_of_type(mesh, AxisType.Explicit):
         taken = jax.sharding.reshard(taken, as_named(everywhere, [AxisType.Explicit]))
     mapped = jax.shard_map(
-        lambda hyperparams, _, *shards: work(hyperparams, *shards),
+        lambda hyperparams, _, *shards: on_shards(hyperparams, *shards),
         mesh=mesh,
         in_specs=(PartitionSpec(), as_named(everywhere).spec, *specs),
         out_specs=specs,

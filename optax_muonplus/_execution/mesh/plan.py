@@ -132,7 +132,10 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
         key = leaf.cut_axes, leaf.replica_axes, leaf.dtype, leaf.result_dtype
         together.setdefault(key, {}).setdefault(leaf.item(mesh), []).append(i)
     kinds = {
-        key: [_work(x, sum(leaves[i].items for i in which), program) for x, which in alike.items()]
+        key: [
+            _work_item(x, sum(leaves[i].items for i in which), program)
+            for x, which in alike.items()
+        ]
         for key, alike in together.items()
     }
     loads = np.zeros([mesh.shape[name] for name in axes], np.int64)
@@ -149,7 +152,7 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
     return tuple(routes), loads
 
 
-def _work(item: ShardedLeaf, count: int, program: Program) -> WorkItem:
+def _work_item(item: ShardedLeaf, count: int, program: Program) -> WorkItem:
     shapes = [block[1:] for block in item.layout.block_shapes() for _ in range(block[0])]
     flops = math.prod(item.layout.shape)  # one for each element, if nothing else
     return WorkItem(count, item.lines, flops + sum(map(program.flops, shapes)))

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from optax_muonplus._core.function import Matrices, MatrixFunction, matrix_function, static
+from optax_muonplus._core.function import MatrixArray, MatrixFunction, matrix_function, static
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import product_dtype
 from optax_muonplus._execution.platforms import Platform, platform_of
@@ -41,7 +41,7 @@ class FastPolar(MatrixFunction):
     platform: Platform | None = static(default=None)
     largest: jax.Array | None = None
 
-    def __call__(self, x: Matrices) -> Matrices:
+    def __call__(self, x: MatrixArray) -> MatrixArray:
         if not isinstance(self.options.ns_steps, int):  # the definition loops over traced steps
             return self.options(x)
         iteration = self.iteration(self._platform, x.shape, x.dtype)
@@ -142,7 +142,7 @@ def choose_algorithm(
     return exact if on_cpu and exact[0] != plain else (plain, None, upcast)
 
 
-def polar_factor(x: Matrices, options: Orthogonalize = DEFAULT) -> Matrices:
+def polar_factor(x: MatrixArray, options: Orthogonalize = DEFAULT) -> MatrixArray:
     r"""Returns the polar factors of ``x``, exact or approximate, as optimizers compute them.
 
     ``"newton_schulz"`` is the iteration as :class:`Orthogonalize` defines it. ``"gram"`` is the

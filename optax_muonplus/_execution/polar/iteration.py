@@ -1,19 +1,12 @@
 r"""The Newton-Schulz iteration as it runs; ``_core.newton_schulz`` defines what it computes.
 
-One loop runs the plain iteration and its Gram form. If the rows are the shorter side of X, a step
-multiplies X from the left by a polynomial P of the Gram matrix R. These matrices commute: R and P
-alone determine the next Gram matrix,
-
-.. math::
-  P_i = c_0 I + c_1 R_i + c_2 R_i^2 + \dots, \qquad
-  X_{i+1} = P_i X_i, \qquad R_{i+1} = X_{i+1} X_{i+1}^H = R_i P_i^2
+One loop runs the plain iteration and its Gram form, whose equations are in ``polar_factor``. If the
+rows are the shorter side of X, a step multiplies X from the left by a polynomial P of the Gram
+matrix R. These matrices commute: R and P alone determine the next Gram matrix.
 
 A *segment* is a run of steps that multiplies with X only at its ends: it computes :math:`R = X
 X^H`, and multiplies X once by the product of its :math:`P_i`. In plain Newton-Schulz every step is
 a segment. In the Gram form a *restart* begins a new one before rounding errors in R grow large.
-
-Source of the Gram form: Dao-AILab, gram-newton-schulz (2026),
-https://dao-ailab.github.io/blog/2026/gram-newton-schulz/.
 """
 
 import dataclasses
@@ -27,7 +20,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from optax_muonplus._core.coefficients import Row
-from optax_muonplus._core.function import Matrices
+from optax_muonplus._core.function import MatrixArray
 from optax_muonplus._core.newton_schulz import Preconditioning
 from optax_muonplus._core.precision import (
     as_real,
@@ -77,8 +70,8 @@ def operations(shape: Sequence[int], rows: Sequence[Row], restarts: tuple[int, .
 # jax.jit compiles it once for each shape even if the caller is not jitted.
 @functools.partial(jax.jit, static_argnames="iteration")
 def iterate(
-    x: Matrices, eps: ArrayLike, iteration: Iteration, largest: Scale | None = None
-) -> Matrices:
+    x: MatrixArray, eps: ArrayLike, iteration: Iteration, largest: Scale | None = None
+) -> MatrixArray:
     """Runs an iteration, with ``eps`` added to the norm; ``largest`` values save a pass."""
     rows, products = iteration.rows, iteration.products
     operand, dtype = products.operand, products.dtype
@@ -108,7 +101,7 @@ def iterate(
 
 
 @functools.partial(jax.jit, static_argnames="operand", inline=True)
-def _in_range(x: Matrices, operand: jnp.dtype) -> tuple[Matrices, Scale]:
+def _in_range(x: MatrixArray, operand: jnp.dtype) -> tuple[MatrixArray, Scale]:
     """Divides ``x`` by powers of two, to fit the range of ``operand``, and returns both."""
     if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
         return scale_by_pow2(x)
@@ -160,7 +153,7 @@ def _monic(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> tuple[Row, ...]:
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5), inline=True)
 def _scale(
-    y: Matrices,
+    y: MatrixArray,
     gram: Square,
     eps: Scale,
     safety_factor: float,

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus._core.coefficients import Row
-from optax_muonplus._core.function import Matrices, adjoint
+from optax_muonplus._core.function import MatrixArray, adjoint
 
 # Sides of half-precision operands are padded to 8 elements (16 bytes), as cuBLAS requires.
 ALIGNMENT = 8
@@ -58,7 +58,7 @@ class Products:
     # range of ``operand``. Later steps of monic rows change diagonals only.
     saves_passes: bool = False
 
-    def pad(self, y: Matrices) -> Matrices:
+    def pad(self, y: MatrixArray) -> MatrixArray:
         """Adds zeros up to sides that matrix units like, which change no other element."""
         # XLA would otherwise pad odd sides before every product, each time in a pass.
         least = ALIGNMENT if self.operand != self.dtype else 1
@@ -66,7 +66,7 @@ class Products:
         sides = zip(y.shape[-2:], blocks, strict=True)
         return with_zeros(y, [side + -side % block for side, block in sides])
 
-    def matmul(self, a: Matrices, b: Matrices, exact: bool = False) -> Matrices:
+    def matmul(self, a: MatrixArray, b: MatrixArray, exact: bool = False) -> MatrixArray:
         """Multiplies operands and sums in ``dtype``; rounds to operands unless ``exact``."""
         if self.operand == self.dtype:
             return jnp.matmul(a, b, precision=self.precision)
@@ -78,7 +78,7 @@ class Products:
             return round_to(jnp.matmul(a, b, precision=self.precision), result)
         return jnp.matmul(a, b, precision=self.precision, preferred_element_type=result)
 
-    def gram(self, y: Matrices, exact: bool = False) -> Square:
+    def gram(self, y: MatrixArray, exact: bool = False) -> Square:
         """Returns the Gram matrix of ``y``, or an ``exact`` one of a ``y`` that is not rounded."""
         a, b = (y, adjoint(y)) if self.left else (adjoint(y), y)
         return jnp.matmul(a, b, precision="high") if exact else self.matmul(a, b)
@@ -99,8 +99,8 @@ class Products:
         return self._scale_side(p, scale)
 
     def segment(
-        self, y: Matrices, gram: Square, rows: Sequence[Row], scale: Scale | None = None
-    ) -> Matrices:
+        self, y: MatrixArray, gram: Square, rows: Sequence[Row], scale: Scale | None = None
+    ) -> MatrixArray:
         """Returns ``y`` after one step for each of ``rows``, its short side times ``scale``."""
         # P is scaled instead of y, since it is smaller.
         if len(rows) == 1:
@@ -167,12 +167,12 @@ def with_diagonal(x: Square, values: jax.Array) -> Square:
     )
 
 
-def part(x: Matrices, shape: Sequence[int]) -> Matrices:
+def part(x: MatrixArray, shape: Sequence[int]) -> MatrixArray:
     """Returns the first rows and columns of matrices, as many as in ``shape``."""
     return x[..., : shape[0], : shape[1]]
 
 
-def with_zeros(x: Matrices, shape: Sequence[int]) -> Matrices:
+def with_zeros(x: MatrixArray, shape: Sequence[int]) -> MatrixArray:
     """Appends rows and columns of zeros to matrices, up to ``shape``."""
     if x.shape[-2:] == tuple(shape):
         return x
