@@ -8,6 +8,7 @@ from optax_muonplus import polar as polar
 from optax_muonplus import rules as rules
 from optax_muonplus._leaves.layout import MatrixSpec as MatrixSpec
 from optax_muonplus._leaves.layout import MuonDimensionNumbers as MuonDimensionNumbers
+from optax_muonplus._links.learning_rate import learning_rate as learning_rate
 from optax_muonplus._links.links import momentum as momentum
 from optax_muonplus._links.links import normalize as normalize
 from optax_muonplus._links.links import orthogonalize as orthogonalize
@@ -24,13 +25,12 @@ from optax_muonplus.muonplus import muon as muon
 from optax_muonplus.muonplus import muonplus as muonplus
 
 __version__ = "0.3.0"
-_LATER = ("contrib", "learning_rate", "per_head", "take_over", "transforms")  # at first use
+_LATER = ("contrib", "per_head", "take_over", "transforms")  # at first use
 __all__ = sorted((*_LATER, *(name for name in dir() if not name.startswith("_"))))
 
 if _TYPE_CHECKING:
     from optax_muonplus import contrib as contrib
     from optax_muonplus import transforms as transforms
-    from optax_muonplus._links.learning_rate import learning_rate as learning_rate
     from optax_muonplus.convert import take_over as take_over
     from optax_muonplus.heads import per_head as per_head
 else:  # with this function a type checker would accept every name
@@ -40,8 +40,6 @@ else:  # with this function a type checker would accept every name
             import optax_muonplus.contrib as found
         elif name == "transforms":
             import optax_muonplus.transforms as found
-        elif name == "learning_rate":
-            from optax_muonplus._links.learning_rate import learning_rate as found
         elif name == "per_head":
             from optax_muonplus.heads import per_head as found
         elif name == "take_over":

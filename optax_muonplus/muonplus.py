@@ -20,8 +20,8 @@ from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus._leaves.layout import DimensionNumbers, DimensionNumbersTree
 from optax_muonplus._links.decay import check_rate, decay_weights, scale_by_rate
+from optax_muonplus._links.links import Momentum
 from optax_muonplus._links.matrix_chain import matrix_chain
-from optax_muonplus._links.momentum import Momentum
 from optax_muonplus._links.partition import nadamw, partition
 from optax_muonplus._links.where import Matrices
 from optax_muonplus._params.patterns import LayerAxes, Rules

@@ -16,7 +16,7 @@ from optax_muonplus._leaves.paths import flatten_tree as flatten_tree
 from optax_muonplus._leaves.record import LeafInfo as LeafInfo
 from optax_muonplus._links.blocks import map_blocks as map_blocks
 from optax_muonplus._links.decay import check_rate as check_rate
-from optax_muonplus._links.momentum import Momentum as Momentum
+from optax_muonplus._links.links import Momentum as Momentum
 from optax_muonplus._links.partition import nadamw as nadamw
 from optax_muonplus._params.attention import attention_layer as attention_layer
 from optax_muonplus.bfloat16 import param_remainders as param_remainders

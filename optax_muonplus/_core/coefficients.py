@@ -120,11 +120,6 @@ def for_steps(
 
 def _table_of_rows(ns_coeffs: Sequence[float] | Sequence[Sequence[float]]) -> Table:
     """Makes a table of the caller's rows. A single row serves every step, as in Optax."""
-    if isinstance(ns_coeffs, Mapping):
-        raise ValueError(
-            f"ns_coeffs is a mapping with {', '.join(map(str, ns_coeffs))}: pass arguments that are"
-            " kept in one as omp.muonplus(rate, **arguments)."
-        )
     try:
         rows = np.asarray(ns_coeffs, dtype=np.float64)
     except (TypeError, ValueError):  # words, rows of different lengths, a tracer

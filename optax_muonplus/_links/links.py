@@ -3,10 +3,16 @@
 from typing import Unpack
 
 import jax
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.chain import MatrixTransformation
-from optax_muonplus._chain.momentum import MomentumTransformation
+from optax_muonplus._chain.momentum import (
+    NUMBERS,
+    MomentumTransformation,
+    PlainMomentum,
+    Storage,
+)
 from optax_muonplus._chain.program import DualNorm
 from optax_muonplus._core.arguments import check_flag
 from optax_muonplus._core.coefficients import CoefficientsLike
@@ -15,8 +21,21 @@ from optax_muonplus._core.normalize import Norm, Normalize
 from optax_muonplus._core.orthogonalize import DEFAULT_EPS, Orthogonalize, Polar, PolarFunction
 from optax_muonplus._core.scale import ScaleByShape, ShapeScale
 from optax_muonplus._links.matrix_chain import matrix_chain
-from optax_muonplus._links.momentum import Momentum
 from optax_muonplus._links.where import Matrices, MatricesFields
+
+
+class Momentum(PlainMomentum):
+    """A part of a chain; its attributes are the arguments of :func:`optax_muonplus.momentum`."""
+
+    other_dtype = "int8"
+
+    @property
+    def storage(self) -> Storage:
+        if self.dtype != np.int8:
+            return NUMBERS
+        from optax_muonplus.int8 import STORAGE  # imported only when used
+
+        return STORAGE
 
 
 def momentum(
@@ -76,19 +95,8 @@ def orthogonalize(
 ) -> MatrixTransformation:
     """Replaces every matrix by its polar factor, exact or approximate.
 
-    Args:
-      ns_coeffs: as in :class:`optax_muonplus.polar.Orthogonalize`, like the next five.
-      ns_steps: Newton-Schulz steps.
-      eps: added to the norm that divides the matrix before the iteration.
-      polar: how the factor is computed.
-      preconditioning: the norm that divides the matrix.
-      compute_dtype: dtype of the matrix products.
-      where: which parameters are matrices, and their shardings; None means the default rules.
-        Every leaf must be a matrix.
-      **fields: fields of :class:`optax_muonplus.Matrices`, in place of ``where``.
-
-    Raises:
-      ValueError: at init, for leaves that are not matrices.
+    Arguments are those of :class:`optax_muonplus.polar.Orthogonalize`. ``where`` and ``fields`` are
+    those of :func:`optax_muonplus.matrix_chain`: every leaf must be a matrix.
     """
     return matrix_chain(
         Orthogonalize(ns_coeffs, ns_steps, eps, polar, preconditioning, compute_dtype),
@@ -107,13 +115,8 @@ def normalize(
 ) -> MatrixTransformation:
     """Divides the rows or the columns of every matrix by their norms, or both in turn.
 
-    Args:
-      norm: ``"none"``, ``"col"``, ``"row"``, ``"col_row"`` (columns first), ``"row_col"`` or
-        ``"long"``.
-      norm_eps: inside the root, see :class:`optax_muonplus.matrices.Normalize`.
-      match_frobenius: whether to restore each matrix's Frobenius norm afterwards.
-      where: as in :func:`orthogonalize`.
-      **fields: as in :func:`orthogonalize`.
+    Arguments are those of :class:`optax_muonplus.matrices.Normalize`. ``where`` and ``fields`` are
+    those of :func:`optax_muonplus.matrix_chain`: every leaf must be a matrix.
     """
     return matrix_chain(Normalize(norm, norm_eps, match_frobenius), where=where, **fields)
 
@@ -134,8 +137,8 @@ def scale_by_shape(
         like others, and it replaces ``match_frobenius``. Directly behind a polar factor it is the
         factor for an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each matrix is
         measured.
-      where: as in :func:`orthogonalize`.
-      **fields: as in :func:`orthogonalize`.
+      where: as in :func:`optax_muonplus.matrix_chain`: every leaf must be a matrix.
+      **fields: as in :func:`optax_muonplus.matrix_chain`.
 
     Equations: :class:`optax_muonplus.matrices.ScaleByShape`.
     """
@@ -171,8 +174,8 @@ def scale_by_muonplus(
       \text{update} = \sqrt{\max(1, m/n)}\, O_t
 
     Arguments are those of :func:`optax_muonplus.muonplus`, and ``where`` is that of
-    :func:`orthogonalize`. Updates have the gradients' dtype. Each matrix is read and written once,
-    and on a mesh it is sent once to the device that works on it.
+    :func:`optax_muonplus.matrix_chain`. Updates have the gradients' dtype. Each matrix is read and
+    written once, and on a mesh it is sent once to the device that works on it.
 
     Source: Zhang et al., arXiv:2602.21545, equation 2 and Algorithm 1.
     """

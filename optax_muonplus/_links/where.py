@@ -100,13 +100,8 @@ def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | No
     chosen = {**fields, **fields.get("fields", {})}
     chosen.pop("fields", None)
     where = chosen.pop("where", where)
-    wrong = [name for name in chosen if name not in MatricesFields.__annotations__]
-    if wrong or not isinstance(where, Matrices | None):
-        raise TypeError(
-            f"Unknown: {', '.join(wrong) or f'where={where!r}'}. where= takes omp.Matrices(...),"
-            " whose arguments may stand here. Arguments of a rule go to the rule, as in"
-            " omp.contrib.NorMuon(beta2=0.9), and AdamW's to others=optax.adamw(...)."
-        )
+    if not isinstance(where, Matrices | None):
+        raise TypeError(f"where= takes omp.Matrices(...), got {where!r}.")
     if where is not None and chosen:
         raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
     return Matrices(**chosen) if chosen else where

@@ -38,11 +38,6 @@ ShardingTree = Any
 
 def broadcast_shardings(tree: FlatTree, sharding: ShardingTree) -> list[NamedSharding | None]:
     """Returns the entry of ``sharding`` for each leaf of ``tree``; None for a single device."""
-    if isinstance(sharding, Mesh | AbstractMesh):
-        raise ValueError(
-            "sharding is a mesh, which does not say how each parameter is cut over it: give"
-            " jax.sharding.NamedSharding(mesh, jax.P(...)), or a tree or function of them."
-        )
     expected = "a jax.sharding.NamedSharding, or None where it is not known"
     kinds = NamedSharding | SingleDeviceSharding | None
     entries = broadcast_prefix(sharding, tree, kinds, "shardings", expected)

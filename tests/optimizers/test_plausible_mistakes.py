@@ -50,11 +50,11 @@ MISTAKES = {
     "positions of adamw": (lambda: omp.muonplus(3e-3, 0.9, 0.95), "ns_coeffs must be one row"),
     "a mapping of arguments": (
         lambda: omp.muonplus(0.1, omp.PAPER),
-        "ns_coeffs is a mapping with norm, shape_scale, match_frobenius, weight_decay",
+        "ns_coeffs must be one row (c_0, c_1, ...) of at least two numbers, or a sequence of",
     ),
     "a mesh as sharding": (
         lambda: omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init(PARAMS),
-        "sharding is a mesh, which does not say how each parameter is cut over it",
+        "The shardings do not match the parameters: ",
     ),
     "a schedule of beta": (
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),

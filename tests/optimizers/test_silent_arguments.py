@@ -237,9 +237,12 @@ MISTAKES = [
     (lambda: chain(optax.trace), "matrix_chain got <function trace"),
     (lambda: chain(), "matrix_chain got ()"),
     (lambda: chain([omp.momentum(), omp.orthogonalize()]), "which is no link: pass one by one"),
-    (lambda: chain(omp.momentum(), where=[("up", None)]), "Unknown: where=[('up', None)]"),
-    (lambda: omp.optimizer(NorMuon(), 0.1, beta2=0.9), "Unknown: beta2. where= takes omp.Matri"),
-    (lambda: omp.optimizer(NorMuon(), 0.1, adam_learning_rate=0.1), "Unknown: adam_learning_rate"),
+    (lambda: chain(omp.momentum(), where=[("up", None)]), "where= takes omp.Matrices"),
+    (lambda: omp.optimizer(NorMuon(), 0.1, beta2=0.9), "unexpected keyword argument 'beta2'"),
+    (
+        lambda: omp.optimizer(NorMuon(), 0.1, adam_learning_rate=0.1),
+        "unexpected keyword argument 'adam_",
+    ),
     (lambda: chain(omp.scale_by_muonplus(), omp.scale_by_shape()), "a second factor by shape"),
     (
         lambda: chain(NorMuon(), optax.scale(2.0), omp.scale_by_shape()),

@@ -225,4 +225,4 @@ def test_names_of_attention_layers_stand_in_one_file():
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if "\n" not in node.value and names.search(node.value)
     }
-    assert found == {"_params/attention.py", "_params/table.py", "rules.py"}
+    assert found == {"_params/attention.py", "_params/table.py"}
