@@ -5,7 +5,8 @@ Optax calls a ``ChainTransformation``. It reads the tree and passes the records 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
 import jax
@@ -79,13 +80,8 @@ class Chain:
 
     def over(self, leaves: Sequence[LeafInfo]) -> optax.GradientTransformationExtraArgs:
         """Returns the chain as a transformation of trees with these matrices."""
-
-        def init(params: optax.Params) -> optax.OptState:
-            return self.init(params, leaves)
-
-        def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-            return self.update(updates, state, params, leaves, extra_args)
-
+        init = functools.partial(self.init, leaves=leaves)
+        update = functools.partial(self.update, leaves=leaves)
         return optax.GradientTransformationExtraArgs(init, update)
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any:
@@ -96,9 +92,10 @@ class Chain:
         self,
         updates: optax.Updates,
         state: Any,
-        params: optax.Params | None,
+        params: optax.Params | None = None,
+        *,
         leaves: Sequence[LeafInfo],
-        extra_args: Mapping[str, Any],
+        **extra_args: Any,
     ) -> tuple[optax.Updates, Any]:
         gradients = updates
         links, states = self.links, (state,) if len(self.links) == 1 else state

@@ -37,11 +37,10 @@ def _partition(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns ``optax.partition``, which would call ``labels`` if they are an Equinox model."""
 
-    def masked_to(group: str) -> optax.GradientTransformationExtraArgs:
-        flags = jax.tree.map(lambda label: label == group, labels)
-        return optax.masked(transforms[group], lambda _: flags)
+    def flags(group: str) -> Any:
+        return jax.tree.map(lambda label: label == group, labels)
 
-    masked = {group: masked_to(group) for group in transforms}
+    masked = {k: optax.masked(x, lambda _, k=k: flags(k)) for k, x in transforms.items()}
 
     def init(params: Any) -> Any:
         return optax.transforms.PartitionState({k: x.init(params) for k, x in masked.items()})
