@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(items):
     """Skips on an accelerator what needs a CPU."""
     here = pathlib.Path(__file__).parent
     for item in items:
-        folder = item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else ""
+        inside = item.path.is_relative_to(here)
+        folder = item.path.relative_to(here).parent.as_posix() if inside else ""
         marks = [mark.name for mark in item.iter_markers()]
         if reason := platforms.reason_to_skip(PLATFORM, folder, marks):
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -23,7 +23,10 @@ def collected():
         "print(jax.config.jax_platforms, jax.config.jax_default_matmul_precision, int(code))"
     )
     counts = "test_auto_counts_operations_and_asks_for_float32_products"
-    chosen = ["tests/mesh/test_plan.py", f"tests/polar/test_operations.py::{counts}"]
+    chosen = [
+        "tests/execution/mesh/test_plan.py",
+        f"tests/execution/polar/test_operations.py::{counts}",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", report, "-p", "no:cacheprovider", "-q", *chosen],
         env=os.environ | {platforms.VARIABLE: "cuda"},
@@ -37,6 +40,7 @@ def collected():
 def test_the_switch_sets_platform_and_precision_and_skips(collected):
     assert collected.lines[-1] == "cuda,cpu highest 0", collected
     skipped = [line for line in collected.lines if line.startswith("SKIPPED")]
-    assert any("tests/mesh" in line and platforms.FOLDERS["mesh"] in line for line in skipped)
+    why = platforms.FOLDERS["execution/mesh"]
+    assert any("tests/execution/mesh" in line and why in line for line in skipped)
     assert any(platforms.MARKS["cpu_program"] in line for line in skipped)
     assert "passed" not in "".join(collected.lines)

@@ -7,7 +7,8 @@ VARIABLE = "OPTAX_MUONPLUS_TEST_PLATFORM"
 
 # Folders of tests and marks that stay on a CPU, and why.
 FOLDERS = {
-    "mesh": "needs eight devices, which a CPU simulates",
+    "execution/mesh": "needs eight devices, which a CPU simulates",
+    "zero1": "needs eight devices, which a CPU simulates",
     "examples": "trains toys on simulated devices; the core's tests run on accelerators",
     "documentation": "reads files",
 }
@@ -38,5 +39,6 @@ def reason_to_skip(platform: str, folder: str, marks: Collection[str]) -> str | 
     """Why a test in a folder of `tests`, with these marks, does not run on a platform."""
     if platform == "cpu":
         return None
-    reasons = [FOLDERS.get(folder), *(MARKS.get(mark) for mark in marks)]
-    return next(filter(None, reasons), None)
+    reasons = [why for known, why in FOLDERS.items() if f"{folder}/".startswith(f"{known}/")]
+    reasons += [MARKS[mark] for mark in marks if mark in MARKS]
+    return next(iter(reasons), None)

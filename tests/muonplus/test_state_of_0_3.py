@@ -1,6 +1,6 @@
 """States that version 0.3.0 wrote: every later version until 1.0 reads them by the same paths.
 
-``python -m tests.optimizers.test_state_of_0_3`` wrote tests/data/state_0_3.npz, with version 0.3.0.
+``python -m tests.muonplus.test_state_of_0_3`` wrote tests/data/state_0_3.npz, with version 0.3.0.
 """
 
 import functools

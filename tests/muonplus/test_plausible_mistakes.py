@@ -4,7 +4,7 @@ No mistake is answered by a raw error of JAX, and none is silent. Mistakes that 
 about are elsewhere: values of the wrong kind (`test_hyperparameters.py`), rates and schedules
 (`test_rates_and_schedules.py`), chains
 (`transforms/test_order.py`), states and gradients (`transforms/test_wrong_uses.py`), arrays
-(`matrices/test_integers.py`), rules (`tests/parameters`).
+(`core/test_integers.py`), rules (`tests/params`).
 """
 
 import re
