@@ -22,35 +22,78 @@ from examples.trainer.settings.run import ModelConfig, head_size
 STD = 0.02  # GPT-2's, the paper's GPT's, and that of the LLaMA in Hugging Face transformers
 NORM_EPSILON = 1e-5  # added to the variance under the root, in all norms but GPT's RMSNorm
 TILES = (512, 256, 128)  # positions; 512 is MaxText's default, 128 the lanes of a TPU's registers
+Norm = nnx.LayerNorm | nnx.RMSNorm
 WIDTH = 64  # widths of heads that splash attention was compiled for here are multiples of this
 
 
-def dtypes(config: ModelConfig) -> dict[str, Any]:
-    """The arguments of a layer that say in which precision it computes and keeps parameters."""
-    return {
-        "dtype": jnp.dtype(config.compute_dtype),
-        "param_dtype": jnp.dtype(config.param_dtype),
-    }
+class Linear(nnx.Linear):
+    """A linear layer whose gradients are sums in float32, over rows and over devices."""
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        y = product(inputs.astype(self.dtype), self.kernel[...])
+        return y if self.bias is None else (y + self.bias[...][None, None]).astype(self.dtype)
 
 
-def linear(config: ModelConfig, rngs: nnx.Rngs, **options: Any) -> Callable[..., nnx.Linear]:
+@jax.custom_vjp
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Rows (B, T, in) times a kernel (in, out), in the dtype of the rows."""
+    return x @ kernel.astype(x.dtype)
+
+
+def product_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    return product(x, kernel), (x, kernel)
+
+
+def product_backward(kept: Any, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The devices have parts of the sum over rows, which XLA adds in the dtype of the product."""
+    x, kernel = kept
+    dkernel = jnp.einsum("bti,bto->io", x, dy, preferred_element_type=jnp.float32)
+    return dy @ kernel.astype(x.dtype).T, dkernel.astype(kernel.dtype)
+
+
+product.defvjp(product_forward, product_backward)
+
+
+def linear(config: ModelConfig, rngs: nnx.Rngs, **options: Any) -> Callable[..., Linear]:
     """A linear layer of a network, as a function of its widths."""
     given = {"kernel_init": nnx.initializers.normal(STD), **options}
-    return functools.partial(nnx.Linear, rngs=rngs, **dtypes(config), **given)
+    compute, kept = jnp.dtype(config.compute_dtype), jnp.dtype(config.param_dtype)
+    return functools.partial(Linear, rngs=rngs, dtype=compute, param_dtype=kept, **given)
+
+
+def norm(
+    kind: type[Norm], config: ModelConfig, rngs: nnx.Rngs, epsilon: float = NORM_EPSILON
+) -> Norm:
+    """A norm over the width of the model, whose results and gradients are float32."""
+    kept = jnp.dtype(config.param_dtype)
+    return kind(config.d_model, epsilon=epsilon, dtype=jnp.float32, param_dtype=kept, rngs=rngs)
 
 
 def embedding(size: int, config: ModelConfig, rngs: nnx.Rngs) -> nnx.Embed:
-    """A table whose rows are converted after they were chosen: gradients are sums in its dtype."""
-    dtype = jnp.dtype(config.param_dtype)
-    init = nnx.initializers.normal(STD)
+    """A table whose rows are converted after they were chosen: gradients are sums in float32."""
+    init, kept = nnx.initializers.normal(STD), jnp.dtype(config.param_dtype)
     return nnx.Embed(
-        size, config.d_model, embedding_init=init, dtype=dtype, param_dtype=dtype, rngs=rngs
+        size, config.d_model, embedding_init=init, dtype=jnp.float32, param_dtype=kept, rngs=rngs
     )
 
 
-def logits(x: jax.Array, head: jax.Array) -> jax.Array:
-    """Hidden states (B, T, D) times the head (D, V), in float32."""
-    return (x @ head.astype(x.dtype)).astype(jnp.float32)
+class LanguageModel(nnx.Module):
+    """Tokens (B, T) to the logits of the next ones (B, T, V), in float32."""
+
+    wte: nnx.Embed
+    lm_head: Linear | None
+
+    def hidden(self, tokens: jax.Array) -> jax.Array:
+        """What the head turns into logits, [B, T, D]."""
+        raise NotImplementedError
+
+    def head(self) -> jax.Array:
+        """The matrix from hidden states to logits, [D, V]."""
+        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = self.hidden(tokens)
+        return (x @ self.head().astype(x.dtype)).astype(jnp.float32)
 
 
 def stack(block: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rngs: nnx.Rngs) -> Any:
@@ -125,11 +168,7 @@ KERNELS = {"plain": plain, "cudnn": cudnn, "splash": splash}
 
 
 def choose(config: ModelConfig, platform: str) -> str:
-    """The kernel of attention on a cpu, gpu or tpu.
-
-    auto takes the one written for the device where sizes and precision are those that it has. One
-    that was asked for by name, or whose libraries lack, fails in JAX's words.
-    """
+    """The kernel of attention on a cpu, gpu or tpu; one that was asked for fails in JAX's words."""
     if config.attention != "auto":
         return config.attention
     length, width = config.context, head_size(config)

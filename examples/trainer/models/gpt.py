@@ -6,8 +6,6 @@ the projections that are added to the residual stream begin smaller in deeper mo
 code, or with --model.final-norm layer a LayerNorm, as in GPT-2.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -16,11 +14,6 @@ from examples.trainer.models import blocks, sharding
 from examples.trainer.settings.run import ModelConfig, head_size, hidden_width
 
 FINAL_EPSILON = 1e-6  # under the root of the RMSNorm, as in the paper's code
-
-
-def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    options = blocks.dtypes(config)
-    return nnx.LayerNorm(config.d_model, epsilon=blocks.NORM_EPSILON, rngs=rngs, **options)
 
 
 class Attention(nnx.Module):
@@ -60,36 +53,32 @@ class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.ln_1, self.attn = norm(config, rngs), Attention(config, rngs)
-        self.ln_2, self.mlp = norm(config, rngs), MLP(config, rngs)
+        self.ln_1 = blocks.norm(nnx.LayerNorm, config, rngs)
+        self.attn = Attention(config, rngs)
+        self.ln_2 = blocks.norm(nnx.LayerNorm, config, rngs)
+        self.mlp = MLP(config, rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
-class GPT(nnx.Module):
-    """Tokens (B, T) to the logits of the next ones (B, T, V)."""
+class GPT(blocks.LanguageModel):
+    """The whole network."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
-        self.config, options = config, blocks.dtypes(config)
+        self.config = config
         self.wte = blocks.embedding(vocab_size, config, rngs)
         self.wpe = blocks.embedding(config.context, config, rngs)
         self.blocks = blocks.stack(lambda rngs: Block(config, rngs), config, rngs)
-        rms = functools.partial(nnx.RMSNorm, epsilon=FINAL_EPSILON, rngs=rngs, **options)
-        self.ln_f = rms(config.d_model) if config.final_norm == "rms" else norm(config, rngs)
+        if config.final_norm == "rms":
+            self.ln_f = blocks.norm(nnx.RMSNorm, config, rngs, FINAL_EPSILON)
+        else:
+            self.ln_f = blocks.norm(nnx.LayerNorm, config, rngs)
         linear = blocks.linear(config, rngs, use_bias=False)
         self.lm_head = None if config.tied else linear(config.d_model, vocab_size)
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
-        """What the head turns into logits, [B, T, D]."""
         x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1]))[None]
         x = blocks.run(self.blocks, self.config, x.astype(self.config.compute_dtype))
-        return self.ln_f(x)
-
-    def head(self) -> jax.Array:
-        """The matrix from hidden states to logits, [D, V]."""
-        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        return blocks.logits(self.hidden(tokens), self.head())
+        return self.ln_f(x).astype(x.dtype)

@@ -29,11 +29,6 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
     return rotated.astype(x.dtype)
 
 
-def norm(config: ModelConfig, rngs: nnx.Rngs) -> nnx.RMSNorm:
-    options = blocks.dtypes(config)
-    return nnx.RMSNorm(config.d_model, epsilon=blocks.NORM_EPSILON, rngs=rngs, **options)
-
-
 class Attention(nnx.Module):
     """Causal self-attention with rotated queries and keys."""
 
@@ -66,34 +61,29 @@ class Block(nnx.Module):
     """Attention, then an MLP, each on a normalized copy and added back."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-        self.norm_1, self.attn = norm(config, rngs), Attention(config, rngs)
-        self.norm_2, self.mlp = norm(config, rngs), MLP(config, rngs)
+        self.norm_1 = blocks.norm(nnx.RMSNorm, config, rngs)
+        self.attn = Attention(config, rngs)
+        self.norm_2 = blocks.norm(nnx.RMSNorm, config, rngs)
+        self.mlp = MLP(config, rngs)
 
     def __call__(self, x: jax.Array, angles: jax.Array) -> jax.Array:
         x = x + self.attn(self.norm_1(x), angles)
         return x + self.mlp(self.norm_2(x))
 
 
-class LLaMA(nnx.Module):
-    """Tokens (B, T) to the logits of the next ones (B, T, V)."""
+class LLaMA(blocks.LanguageModel):
+    """The whole network."""
 
     def __init__(self, config: ModelConfig, vocab_size: int, rngs: nnx.Rngs):
         self.config = config
         self.wte = blocks.embedding(vocab_size, config, rngs)
         self.blocks = blocks.stack(lambda rngs: Block(config, rngs), config, rngs)
-        self.norm_f = norm(config, rngs)
+        self.norm_f = blocks.norm(nnx.RMSNorm, config, rngs)
         linear = blocks.linear(config, rngs, use_bias=False)
         self.lm_head = None if config.tied else linear(config.d_model, vocab_size)
 
     def hidden(self, tokens: jax.Array) -> jax.Array:
-        """What the head turns into logits, [B, T, D]."""
         x = self.wte(tokens).astype(self.config.compute_dtype)
         angles = rotation_angles(jnp.arange(tokens.shape[1]), head_size(self.config))
-        return self.norm_f(blocks.run(self.blocks, self.config, x, angles))
-
-    def head(self) -> jax.Array:
-        """The matrix from hidden states to logits, [D, V]."""
-        return self.wte.embedding[...].T if self.lm_head is None else self.lm_head.kernel[...]
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        return blocks.logits(self.hidden(tokens), self.head())
+        x = blocks.run(self.blocks, self.config, x, angles)
+        return self.norm_f(x).astype(x.dtype)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -53,10 +54,7 @@ LOGICAL_AXES: tuple[tuple[str, Axes], ...] = (
 
 
 def make_mesh(flag: str, devices: Sequence[jax.Device]) -> Mesh:
-    """The mesh of all devices that `--mesh` describes, e.g. `data=2,fsdp=4`.
-
-    Axes that it does not name have the size 1; `""` puts all devices on fsdp.
-    """
+    """The mesh that `--mesh` describes, e.g. `data=2,fsdp=4`; `""` puts all devices on fsdp."""
     sizes = dict.fromkeys(MESH_AXES, 1) | (parse(flag) if flag else {"fsdp": len(devices)})
     if math.prod(sizes.values()) != len(devices):
         raise UserError(
@@ -92,27 +90,15 @@ def shard_count(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
 
 
 def spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, uneven: bool = False) -> P:
-    """The partition spec of an array; a dimension that the mesh does not divide is not sharded.
-
-    With `uneven`, which is for arrays inside a program, the width of an MLP is, unless that would
-    waste 1/16 of the work.
-    """
+    """The partition spec of an array, of which the mesh divides the dimensions that it shards."""
 
     def mesh_axes(axis: str | None, size: int) -> tuple[str, ...] | None:
         along = RULES[axis] if axis else ()
         n = shard_count(mesh, along)
-        whole = size % n and not (uneven and axis == "mlp" and size >= 16 * n)
-        return None if whole or not along else along
+        divides = size % n == 0 or (uneven and axis == "mlp" and size >= 16 * n)
+        return along if along and divides else None
 
     return P(*map(mesh_axes, axes, shape))
-
-
-def sharding_of(path: Any, x: Any, mesh: Mesh) -> NamedSharding | None:
-    """The sharding of a parameter, or of a moment of it; None for another array."""
-    axes = axes_of(path)
-    if axes is None or len(axes) != x.ndim:
-        return None
-    return NamedSharding(mesh, spec(axes, x.shape, mesh))
 
 
 def axes_of(path: Any) -> Axes | None:
@@ -125,24 +111,26 @@ def axes_of(path: Any) -> Axes | None:
 
 
 def of_params(params: Any, mesh: Mesh) -> Any:
-
-    def sharding(path: Any, x: Any) -> NamedSharding:
-        if found := sharding_of(path, x, mesh):
-            return found
-        raise UserError(
-            f"the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} of shape "
-            f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/models/sharding.py: add "
-            "one that names its dimensions."
-        )
-
-    return jax.tree.map_with_path(sharding, params)
+    """The sharding of each parameter; raises `UserError` for one that the table does not name."""
+    for path, x in jax.tree.leaves_with_path(params):
+        if axes_of(path) is None:
+            raise UserError(
+                f"the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} of shape "
+                f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/models/sharding.py: add "
+                "one that names its dimensions."
+            )
+    return of_state(params, mesh)
 
 
 def of_state(state: Any, mesh: Mesh) -> Any:
     """The sharding of each array of a state: moments like their parameter, the rest replicated."""
-    return jax.tree.map_with_path(
-        lambda path, x: sharding_of(path, x, mesh) or replicated(mesh), state
-    )
+
+    def sharding(path: Any, x: Any) -> NamedSharding:
+        axes = axes_of(path)
+        is_known = axes is not None and len(axes) == x.ndim
+        return NamedSharding(mesh, spec(axes, x.shape, mesh) if is_known else P())
+
+    return jax.tree.map_with_path(sharding, state)
 
 
 def abstract(shapes: Any, shardings: Any) -> Any:
@@ -198,7 +186,7 @@ def place(x: jax.Array, *axes: str | None) -> jax.Array:
 
 
 def gathered(params: Any, dtype: Any = None) -> Any:
-    """Parameters as products need them: whole along fsdp, and kernels in that dtype."""
+    """Parameters as products need them: whole along fsdp, and kernels with values of that dtype."""
     if (mesh := several()) is None:
         return params
 
@@ -207,39 +195,38 @@ def gathered(params: Any, dtype: Any = None) -> Any:
         if axes is None or path[0] == jax.tree_util.DictKey("blocks"):  # which do so themselves
             return x
         rest = tuple(None if axis == "embed" else axis for axis in axes)
-        x = x.astype(dtype) if dtype and x.ndim > 1 else x
-        return gather(x, spec(rest, x.shape, mesh), spec(axes, x.shape, mesh))
+        moved = dtype if dtype and x.ndim > 1 else x.dtype
+        return gather(x, moved, spec(rest, x.shape, mesh), spec(axes, x.shape, mesh))
 
     return jax.tree.map_with_path(whole, params)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def gather(x: jax.Array, rest: P, shard: P) -> jax.Array:
-    """`x` sharded as `rest`, whose gradient is summed over rows and then sharded as `shard`."""
-    return jax.lax.with_sharding_constraint(x, rest)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gather(x: jax.Array, dtype: Any, rest: P, shard: P) -> jax.Array:
+    """`x`, moved in that dtype; it is float32, as are the sums of its gradients over devices."""
+    return jax.lax.with_sharding_constraint(x.astype(dtype), rest).astype(jnp.float32)
 
 
-def gather_forward(x: jax.Array, rest: P, shard: P) -> tuple[jax.Array, None]:
-    return gather(x, rest, shard), None
+def gather_forward(x: jax.Array, dtype: Any, rest: P, shard: P) -> tuple[jax.Array, jax.Array]:
+    return gather(x, dtype, rest, shard), jnp.zeros((), x.dtype)
 
 
-def gather_backward(rest: P, shard: P, _: None, dx: jax.Array) -> tuple[jax.Array]:
+def gather_backward(
+    dtype: Any, rest: P, shard: P, kept: jax.Array, dx: jax.Array
+) -> tuple[jax.Array]:
     """Without the first of both, XLA would move rows in place of gradients."""
     dx = jax.lax.with_sharding_constraint(dx, rest)
-    return (jax.lax.with_sharding_constraint(dx, shard),)
+    return (jax.lax.with_sharding_constraint(dx, shard).astype(kept.dtype),)
 
 
 gather.defvjp(gather_forward, gather_backward)
 
 
 def gather_again(primitive: Any, *_: Any, **params: Any) -> bool:
-    """A policy of jax.checkpoint, which keeps all but the results of `gather`.
-
-    Otherwise each device would have all layers whole between the passes.
-    """
+    """Whether jax.checkpoint keeps a result; kept gathers would be all layers whole on a device."""
     if primitive.name != "custom_vjp_call":
         return True
-    return params["call_jaxpr"].eqns[-1].primitive.name != "sharding_constraint"
+    return all(e.primitive.name != "sharding_constraint" for e in params["call_jaxpr"].eqns)
 
 
 def on_shards(function: Callable[..., jax.Array], axes: Axes, *arrays: jax.Array) -> jax.Array:
