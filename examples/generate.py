@@ -4,10 +4,11 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated
 
+import jax
 import tyro
 
+from examples.trainer.models import sharding
 from examples.trainer.runs import trained
-from examples.trainer.runs.report import sample_text
 from examples.trainer.runs.trained import DEFAULT, CheckpointRef, Sampling
 from examples.trainer.settings import validation
 from examples.trainer.settings.validation import Count, CountOrZero
@@ -40,17 +41,8 @@ def generate(
     """
     validation.check(text)
     model = trained.load(checkpoint)
-    key, network = model.key(text.seed), model.config.model
-    return sample_text(
-        model.forward,
-        model.params,
-        model.tokenizer,
-        text.prompt,
-        text.tokens,
-        network,
-        key,
-        sampling,
-    )
+    key = jax.device_put(jax.random.key(text.seed), sharding.replicated(model.mesh))
+    return model.text(text.prompt, text.tokens, key, sampling)
 
 
 main = command(generate, "examples.generate")

@@ -26,7 +26,6 @@ import tyro
 from pydantic import Field
 
 from examples.trainer.models import sharding
-from examples.trainer.models.state_dict import from_state_dict, sizes_of
 from examples.trainer.runs.launch import keep_compiled_programs
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import (
@@ -41,6 +40,7 @@ from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_forward, make_functions, shardings_of
+from examples.weights import from_state_dict, sizes_of
 
 FORM = "give an .npz file of the form that `python -m pydoc lab.parity` describes"
 
@@ -181,7 +181,7 @@ def compare(parity: Parity, arrays: dict[str, np.ndarray], model: Model) -> Iter
         schedule_floor=getattr(parity, f"{model.family}_floor"),
     )
     with jax.default_matmul_precision("highest"):  # accelerators round operands otherwise
-        forward = make_forward(model.config, model.words, one_device())
+        forward, _ = make_forward(model.config, model.words, one_device())
         tokens = arrays["inputs"][0, 0].astype(np.int32)
         logits = jax.jit(forward)(model.params, tokens)
         error = np.nan_to_num(np.abs(np.asarray(logits) - model.logits).max(), nan=np.inf)

@@ -18,8 +18,14 @@ import numpy as np
 import tyro
 from tokenizers import Tokenizer, models
 
-from examples.trainer.settings.data import DataConfig
-from examples.trainer.settings.run import ModelConfig, Name, Norm, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import (
+    DataConfig,
+    ModelConfig,
+    Name,
+    Norm,
+    OptimizerConfig,
+    RunConfig,
+)
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.system.files import write_atomically
 from lab.benchmarks import columns, records

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 from filelock import FileLock, Timeout
@@ -26,7 +27,7 @@ from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
 from examples.trainer.runs.launch import check_settings, keep_compiled_programs
 from examples.trainer.runs.loop import execute, make_run
-from examples.trainer.runs.progress import Display
+from examples.trainer.runs.metrics import Display
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import Diverged
@@ -127,6 +128,13 @@ last_functions = functools.lru_cache(maxsize=1)(make_functions)
 """A sweep does all runs of one program before those of the next."""
 
 
+class Steps(Display):
+    """Shows the steps of a run, whose result is one line of the sweep."""
+
+    def evaluated(self, step: int, figures: dict[str, Any]) -> None:
+        pass
+
+
 def run_trial(
     trial: Trial, asked: NewSweep, dataset: Dataset, folder: Path, ledger: Ledger, console: Console
 ) -> int:
@@ -142,10 +150,10 @@ def run_trial(
     console.print(f"{trial.name} ...")
     try:
         with only_writer(own_folder):
-            display = Display(console, config.steps, evaluations=False)  # the result is one line
-            outcome = execute(run, own_folder, [display], lambda state, step: None)
-        if outcome.stopped_by:
-            return outcome.stopped_by
+            display = Steps(console, config.steps)
+            _, _, stopped_by = execute(run, own_folder, [display], lambda state, step: None)
+        if stopped_by:
+            return stopped_by
     except Diverged as error:
         diverged_at = error.step
     result = measured(own_folder, diverged_at, time.monotonic() - started)

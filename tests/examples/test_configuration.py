@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from examples.export import check_expressible
 from examples.trainer.data import corpus
 from examples.trainer.settings import command_line
 from examples.trainer.settings.command_line import PRESETS, read_config_file
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
+from examples.weights import check_expressible
 
 TOML = """
 steps = 30

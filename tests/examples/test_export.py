@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 from examples import export
 from examples.train import main
-from examples.trainer.models.state_dict import from_state_dict
 from examples.trainer.system.errors import UserError
+from examples.weights import from_state_dict
 from tests.support.hugging_face import GPT, LLAMA, TOKENS, V, logits, params_of, write
 from tests.support.trainer import losses, on_devices, train
 

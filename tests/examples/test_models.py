@@ -28,7 +28,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 @functools.cache
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
-    forward = make_forward(config, V, sharding.make_mesh("", jax.devices()[:1]))
+    forward, _ = make_forward(config, V, sharding.make_mesh("", jax.devices()[:1]))
     return jax.jit(forward), make_init_params(config, V)(0)
 
 

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from examples.trainer.models import state_dict
-from examples.trainer.models.state_dict import abstract, from_state_dict, sizes_of, to_state_dict
+from examples import weights as state_dict
 from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
+from examples.weights import abstract, from_state_dict, sizes_of, to_state_dict
 from tests.support.model_trees import leaves
 
 V, D, H, F = 7, 6, 2, 8

@@ -15,7 +15,7 @@ from tokenizers import (
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 
@@ -28,7 +28,7 @@ def test_a_trained_tokenizer_is_lossless(tmp_path):
     loaded = tokenizer.load(saved(tmp_path, tokenizer.train(["some other text"], 300)))
     [(_, [end, *ids])] = tokenizer.encode(loaded, [text])
     assert loaded.decode(ids, skip_special_tokens=False) == text
-    assert end == tokenizer.end_id(loaded) and end not in ids  # END inside a text is only text
+    assert end == tokenizer.end_of(loaded)[1] and end not in ids  # END inside a text is only text
 
 
 def saved(folder, made):

@@ -7,11 +7,10 @@ import pytest
 
 from examples import generate
 from examples.trainer.data.prepare import prepare
-from examples.trainer.data.tokenizer import end_id
+from examples.trainer.data.tokenizer import end_of
 from examples.trainer.runs import trained
 from examples.trainer.runs.metrics import METRICS, read_metrics
 from examples.trainer.runs.trained import CheckpointRef, Sampling, sample_ids
-from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training.evaluate import evaluate
 from tests.support.trained_model import logits_after
@@ -70,9 +69,6 @@ def test_impossible_requests_are_refused(trained_run, capsys, flags, words):
 # Text
 
 
-SHORT = ModelConfig(n_layer=1, d_model=8, context=5)
-
-
 GREEDY = Sampling(temperature=0.0)
 
 
@@ -81,7 +77,7 @@ def test_sample_follows_the_model():
         return 1000.0 * jax.nn.one_hot((jnp.asarray(tokens) + 1) % 7, 7)
 
     # Longer than the window of 5, so that it has to move.
-    new = sample_ids(next_number, {}, [0], 12, SHORT, jax.random.key(0))
+    new = sample_ids(next_number, {}, [0], 12, 5, jax.random.key(0), Sampling())
     assert new == [i % 7 for i in range(1, 13)]
 
 
@@ -93,19 +89,19 @@ def test_second_sample_of_a_model_compiles_nothing():
         return jnp.zeros((*tokens.shape, 60))
 
     for seed in range(3):
-        sample_ids(undecided, {}, [0] * (seed + 1), 4, SHORT, jax.random.key(seed))
+        sample_ids(undecided, {}, [0] * (seed + 1), 4, 5, jax.random.key(seed), Sampling())
     assert traced == [(1, 5)]
 
 
 def greedy(model, ids, n_new):
     """The likeliest tokens, one after the other."""
-    size, key = model.config.model, jax.random.key(0)
+    size, key = model.config.model.context, jax.random.key(0)
     return sample_ids(model.forward, model.params, ids, n_new, size, key, GREEDY)
 
 
 def test_greedy_text_follows_the_last_tokens_of_the_context(varied_model):
     context = varied_model.config.model.context
-    text = ids = [end_id(varied_model.tokenizer), 40, 41]
+    text = ids = [end_of(varied_model.tokenizer)[1], 40, 41]
     for _ in range(context + 3):
         text = [*text, int(np.argmax(logits_after(varied_model, text[-context:])[-1]))]
     assert len(set(text)) > context // 2
@@ -113,8 +109,8 @@ def test_greedy_text_follows_the_last_tokens_of_the_context(varied_model):
 
 
 def test_only_likely_tokens_are_drawn(model):
-    ids = [end_id(model.tokenizer)]
-    key, size = jax.random.key(3), model.config.model
+    ids = [end_of(model.tokenizer)[1]]
+    key, size = jax.random.key(3), model.config.model.context
     flat = Sampling(temperature=5.0, top_k=2)
     first = [
         sample_ids(model.forward, model.params, ids, 1, size, jax.random.fold_in(key, i), flat)

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import shutil
-import threading
 import unittest.mock
 
 import jax
@@ -13,17 +12,16 @@ import pytest
 from rich.console import Console
 
 from examples.train import main
-from examples.trainer.data.loader import prefetch
-from examples.trainer.runs import metrics, progress, report
+from examples.trainer.runs import metrics, report
 from examples.trainer.runs.metrics import (
     ADAM_RATE,
     GRADIENT_NORM,
     LEARNING_RATE,
     MFU,
     TOKENS_PER_SECOND,
+    Display,
     read_metrics,
 )
-from examples.trainer.runs.progress import Display
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import Measured
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
@@ -90,24 +88,6 @@ def test_peaks_are_found_by_the_beginning_of_a_kind():
 ALWAYS = {"step", "train_loss", "grad/norm/total", "optim/learning_rate", "optim/adam_lr"}
 
 
-def test_batches_come_in_order_and_are_read_before_they_are_asked_for():
-    read, third = [], threading.Event()
-
-    def batch(step):
-        read.append(step)
-        if step == 5:
-            third.set()
-        return step * 10
-
-    with prefetch(batch, range(3, 9)) as ahead:
-        assert next(ahead) == 30
-        assert third.wait(10)  # two more are read while nobody asks
-        assert [next(ahead) for _ in range(5)] == [40, 50, 60, 70, 80]
-        with pytest.raises(StopIteration):
-            next(ahead)
-    assert read == list(range(3, 9))
-
-
 def test_each_step_has_its_figures_under_their_names(tmp_path, text):
     with losses_are({5}):  # as if it had been skipped
         assert train(text, tmp_path, "--name", "x", "--optimizer.clip-norm", "0.01") == 0
@@ -157,7 +137,7 @@ def test_time_left_is_of_the_median_step_whatever_an_evaluation_takes():
 
 
 def test_without_a_terminal_a_line_comes_every_ten_seconds(monkeypatch):
-    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(metrics, "QUIET_SECONDS", 0.0)
     _, shown = progress_of([(1, {}), (2, {})])
     assert [line.split("  ")[0] for line in shown.splitlines()] == [
         "compiling ...",

@@ -8,9 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from examples.export import write_folder
 from examples.trainer.models import sharding
-from examples.trainer.models.state_dict import abstract
 from examples.trainer.settings.run import ModelConfig
 from examples.trainer.training.step import make_forward
+from examples.weights import abstract
 
 V, T = 257, 12
 TOKENS = np.random.default_rng(0).integers(0, V, (3, T), dtype=np.int32)
@@ -39,7 +39,7 @@ def params_of(config, dtype=None):
 
 
 def logits(config, params):
-    forward = make_forward(config, V, one_device())
+    forward, _ = make_forward(config, V, one_device())
     with jax.default_matmul_precision("highest"):
         return np.asarray(jax.jit(forward)(params, TOKENS))
 

@@ -17,7 +17,7 @@ from examples.trainer.data.loader import place_batch
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import sharding
 from examples.trainer.runs.loop import make_run
-from examples.trainer.runs.metrics import Metrics, Recorder, read_metrics
+from examples.trainer.runs.metrics import Recorder, read_metrics
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
 from examples.trainer.training import optimizers
@@ -86,14 +86,14 @@ def wait_for(happened, *processes, seconds=PATIENCE):
 
 def stop_at(step, action, kind="train_loss"):
     """A context in which `action` is called when a loss of a step has been written."""
-    add = Metrics.add
+    record = Recorder.record
 
-    def add_and_stop(self, at, **measured):
-        add(self, at, **measured)
-        if at == step and kind in measured:
+    def record_and_stop(self, at, figures):
+        record(self, at, figures)
+        if at == step and kind in figures:
             action()
 
-    return unittest.mock.patch.object(Metrics, "add", add_and_stop)
+    return unittest.mock.patch.object(Recorder, "record", record_and_stop)
 
 
 def crash():

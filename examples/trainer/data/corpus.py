@@ -16,7 +16,7 @@ from pathlib import Path
 from pydoc_data import topics
 
 from examples.trainer.data.tokenizer import END
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 
@@ -33,10 +33,7 @@ SHORTEST_PARAGRAPH = 80  # characters; shorter ones are headings and lists
 
 
 def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> list[str]:
-    """The documents, in an order that depends only on their content.
-
-    Copies of a text count once, so that no copy is in both the training and the validation text.
-    """
+    """The documents, each once, in an order that depends only on their content."""
     if config.source == "documentation" and not config.paths:
         return sorted(paragraphs(standard_library()), key=digest)
     named = named_files(config.paths) if config.paths else standard_library()
@@ -72,10 +69,7 @@ def documents(path: Path, size: int, field: str) -> Iterator[str]:
 
 
 def texts(path: Path, size: int, field: str) -> Iterator[str]:
-    """The texts of a file; of plain text only the first `size` bytes.
-
-    `field` is the field of .jsonl rows that holds the text.
-    """
+    """The texts of a file: of rows those in `field`, of plain text only the first `size` bytes."""
     files.check_regular(path)
     if path.suffix.lower() in TABLES:
         raise UserError(
@@ -112,11 +106,7 @@ def text_of(line: bytes, field: str, where: str) -> str:
 
 
 def split(documents: list[str], val_fraction: float) -> tuple[list[str], list[str]]:
-    """Training and validation documents; `documents` come in the order of their digests.
-
-    The first documents that make up `val_fraction` of the text are held out. This choice is stable:
-    it depends only on content, and an additional document moves only the boundary.
-    """
+    """Training and validation documents; the first ones in the order of digests are held out."""
     wanted = val_fraction * sum(map(len, documents))
     held_out = size = 0
     while held_out < len(documents) and size < wanted:

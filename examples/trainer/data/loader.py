@@ -1,16 +1,11 @@
-"""Batches of tokens as a function of seed and step, and on devices before they are needed.
+"""Batches of tokens as a function of seed and step.
 
 Each process reads only the rows of its own devices. Windows are read in the order of permutations
 that NumPy draws for each epoch: 140 MB for the paper's longest run, of 72 billion tokens.
 """
 
-import contextlib
 import functools
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -44,10 +39,7 @@ class Loader:
         return max(0, (len(self.ids) - 1) // self.context)
 
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets (rows, context) of a step counted from 0.
-
-        `rows` are the rows of the batch that this process needs; None for all of them.
-        """
+        """Inputs and targets (rows, context) of a step from 0 on; `rows` None: all of them."""
         epochs, indices = np.divmod(positions(step, self.batch_size, rows), self.n_windows)
         size, places = self.n_windows, zip(epochs.tolist(), indices.tolist(), strict=True)
         starts = [int(order(size, self.seed, epoch)[i]) * self.context for epoch, i in places]
@@ -86,28 +78,3 @@ def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax
         for i in (0, 1)
     )
     return inputs, targets
-
-
-Batch = TypeVar("Batch")
-AHEAD = 2  # batches that wait on the devices; a second one covers a read that takes long
-
-
-@contextlib.contextmanager
-def prefetch(read: Callable[[int], Batch], steps: range) -> Generator[Iterator[Batch]]:
-    """Gives `read(step)` for each step, read ahead in a thread.
-
-    A batch is a function of its step, so that which thread reads it changes nothing. What reading
-    raises is raised where the batch is needed.
-    """
-    pool = ThreadPoolExecutor(1, "batches")
-
-    def batches() -> Iterator[Batch]:
-        reading = deque(pool.submit(read, step) for step in steps[:AHEAD])
-        for step in range(len(steps)):
-            reading.extend(pool.submit(read, later) for later in steps[step + AHEAD :][:1])
-            yield reading.popleft().result()
-
-    try:
-        yield batches()
-    finally:  # without waiting for a disk, since someone may have pressed Ctrl-C
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -10,29 +10,40 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from tokenizers import Tokenizer
 
 from examples.trainer.data import corpus, token_files, tokenizer
 from examples.trainer.data.token_files import Dataset, Tokens
-from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError, load_package
 
 Say = Callable[[str], None]
-INDEX = "index.json"
-TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "val")
 SAVED_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted stream loses
 HASHED_BYTES = 2**28  # of a larger file only the size is compared
 REMEDY = "A folder of the cache is made again after it was deleted."
 # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
 FINEWEB = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
+
+
+class Text(NamedTuple):
+    """A text that is to become tokens."""
+
+    name: str
+    """Its folder in the cache, which depends on all that the tokens depend on."""
+    documents: Callable[[int], Iterable[str]]
+    """The documents from a number on."""
+    split_of: Callable[[str], str]
+    make_tokenizer: Callable[[], Tokenizer]
+    limit: float
+    """Training tokens after which the rest is left out."""
 
 
 def prepare(config: DataConfig, say: Say) -> Dataset:
@@ -42,59 +53,59 @@ def prepare(config: DataConfig, say: Say) -> Dataset:
         named = [token_files.bin_of(config.paths, split) for split in SPLITS]
         words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
         return token_files.read_bins(*named, words)
-    if config.source == "fineweb":
-        return prepare_fineweb(config, say)
-    return prepare_files(config, say)
+    text = fineweb(config) if config.source == "fineweb" else text_of_files(config, say)
+    folder = cache_folder() / text.name
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):  # another process may be writing it
+        try:
+            index = read_index(folder)
+            if index and index["complete"]:
+                return open_folder(folder, index)
+        except (DamagedFileError, OSError) as error:
+            if config.source == "fineweb":  # days of streaming are not repeated unasked
+                raise
+            say(f"{error} This one is made again now.")
+            index = None
+        index = index or new_index(folder, text.make_tokenizer())
+        say(f"tokenizing from document {index['read']:,} on, once, into {folder} ...")
+        return fill(folder, index, text, say)
 
 
-def prepare_files(config: DataConfig, say: Say) -> Dataset:
-    """The text of files, which is tokenized again if its folder is damaged or incomplete."""
+def text_of_files(config: DataConfig, say: Say) -> Text:
     documents = corpus.read(config, say)
     given = tokenizer.named(config.tokenizer, config.end_token) if config.tokenizer else None
     made_by = given.to_str() if given else config.vocab_size
     content = "\0".join([f"{made_by} {config.val_fraction}", *documents])
-    folder = cache_folder() / f"tokens-{hash_of(content.encode())[:16]}"
-    with writing(folder, say):
-        try:
-            if (index := read_index(folder)) and index["complete"]:
-                return open_folder(folder, index)
-        except (DamagedFileError, OSError) as error:
-            say(f"{error} This one is made again now.")
-        train, val = corpus.split(documents, config.val_fraction)
-        size = sum(len(document.encode()) for document in documents)
-        say(f"tokenizing {size:,} bytes of text, once, into {folder} ...")
-        made = given or tokenizer.ready(tokenizer.train(train, config.vocab_size), config.end_token)
-        index = new_index(folder, made)
-        held_out = set(val)
-        return fill(
-            folder, index, [*train, *val], lambda x: "val" if x in held_out else "train", say
-        )
+    train, val = corpus.split(documents, config.val_fraction)
+    held_out = set(val)
+
+    def make_tokenizer() -> Tokenizer:
+        made = given or tokenizer.train(train, config.vocab_size)
+        return tokenizer.ready(made, config.end_token)
+
+    return Text(
+        f"tokens-{hash_of(content.encode())[:16]}",
+        lambda start: [*train, *val][start:],
+        lambda text: "val" if text in held_out else "train",
+        make_tokenizer,
+        math.inf,
+    )
 
 
-def prepare_fineweb(config: DataConfig, say: Say) -> Dataset:
-    """The first `config.tokens` tokens; an interrupted stream is continued."""
+def fineweb(config: DataConfig) -> Text:
     if config.paths:
         raise UserError("--data.source fineweb: give no --data.paths.")
     name, limit = config.tokenizer or "gpt2", int(config.tokens)
     # The hub is not asked where the cache has the text.
     words = name if name in tokenizer.HUB else tokenizer.named(name).to_str()
     key = (FINEWEB, words, config.end_token, config.val_fraction, limit)
-    folder = cache_folder() / f"fineweb-tokens-{hash_of(repr(key).encode())[:16]}"
-    with writing(folder, say):
-        index = read_index(folder)
-        if index and index["complete"]:
-            return open_folder(folder, index)
-        index = index or new_index(folder, tokenizer.named(name, config.end_token))
-        done = index["train"]["tokens"]
-        say(f"streaming FineWeb, {done:,} to {limit:,} tokens, once, into {folder} ...")
-        return fill(
-            folder,
-            index,
-            stream(index["read"]),
-            lambda text: corpus.split_of(text, config.val_fraction),
-            say,
-            limit,
-        )
+    return Text(
+        f"fineweb-tokens-{hash_of(repr(key).encode())[:16]}",
+        stream,
+        lambda text: corpus.split_of(text, config.val_fraction),
+        lambda: tokenizer.named(name, config.end_token),
+        limit,
+    )
 
 
 def stream(start: int) -> Iterator[str]:
@@ -121,38 +132,30 @@ all, and of each split its tokens, the bytes of their text and, at the end, thei
 def new_index(folder: Path, words: Tokenizer) -> Index:
     """That of an empty folder, into which it writes the tokenizer."""
     content = words.to_str().encode()
-    (folder / INDEX).unlink(missing_ok=True)
-    files.write_atomically(folder / TOKENIZER, content)
+    (folder / "index.json").unlink(missing_ok=True)
+    files.write_atomically(folder / "tokenizer.json", content)
     splits = {name: {"tokens": 0, "bytes": 0, "sha256": ""} for name in SPLITS}
     return {"tokenizer": hash_of(content), "read": 0, "complete": False, **splits}
 
 
-def fill(
-    folder: Path,
-    index: Index,
-    texts: Iterable[str],
-    split_of: Callable[[str], str],
-    say: Say,
-    limit: float = math.inf,
-) -> Dataset:
-    """Adds documents until there are `limit` training tokens, and then says that they are all."""
+def fill(folder: Path, index: Index, text: Text, say: Say) -> Dataset:
+    """Adds documents until there are enough training tokens, and then says that they are all."""
     words = open_tokenizer(folder, index)
     dtype = token_files.dtype_of(words)
     with contextlib.ExitStack() as stack:
         outputs = {name: stack.enter_context(end_of(folder, name, index, dtype)) for name in SPLITS}
-        unsaved = 0
-        for text, ids in tokenizer.encode(words, texts):
-            if index["train"]["tokens"] >= limit:
+        saved = 0
+        for document, ids in tokenizer.encode(words, text.documents(index["read"])):
+            if index["train"]["tokens"] >= text.limit:
                 break
-            name = split_of(text)
-            outputs[name].write(np.asarray(ids, dtype).tobytes())
+            split = index[text.split_of(document)]
+            outputs[text.split_of(document)].write(np.asarray(ids, dtype).tobytes())
             index["read"] += 1
-            index[name]["tokens"] += len(ids)
-            index[name]["bytes"] += len(text.encode())
-            unsaved += len(ids)
-            if unsaved >= SAVED_TOKENS:
+            split["tokens"] += len(ids)
+            split["bytes"] += len(document.encode())
+            if index["train"]["tokens"] >= saved + SAVED_TOKENS:
                 save(folder, index, outputs.values(), say)
-                unsaved = 0
+                saved = index["train"]["tokens"]
         save(folder, index, outputs.values(), say)
     for name in SPLITS:
         with (folder / f"{name}.bin").open("rb") as file:
@@ -166,8 +169,7 @@ def end_of(folder: Path, name: str, index: Index, dtype: np.dtype) -> BinaryIO:
     """The file of a split, open behind the tokens that the index has; what follows is cut off."""
     path, size = folder / f"{name}.bin", index[name]["tokens"] * dtype.itemsize
     files.check_regular(path)
-    if size and (not path.exists() or path.stat().st_size < size):
-        raise DamagedFileError(f"{path} is not as written. {REMEDY}")
+    check(path, not size or (path.exists() and path.stat().st_size >= size))
     file = path.open("r+b" if size else "wb")
     file.truncate(size)
     file.seek(size)
@@ -184,29 +186,16 @@ def save(folder: Path, index: Index, outputs: Iterable[Any], say: Say) -> None:
 
 
 def write_index(folder: Path, index: Index) -> None:
-    content = json.dumps({**index, "sha256": digest_of(index)}, indent=1)
-    files.write_atomically(folder / INDEX, content.encode())
-
-
-def hash_of(content: bytes | memoryview) -> str:
-    return hashlib.sha256(content).hexdigest()
+    files.write_atomically(folder / "index.json", json.dumps(index, indent=1).encode())
 
 
 def read_index(folder: Path) -> Index | None:
-    path = folder / INDEX
-    files.check_regular(path)
-    try:
-        found = json.loads(path.read_bytes())
-        check(path, found.pop("sha256") == digest_of(found))
-    except FileNotFoundError:
+    path = folder / "index.json"
+    if not path.exists():
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise DamagedFileError(f"{path} is no index ({error}). {REMEDY}") from None
+    found = files.read_json(path)
+    check(path, isinstance(found, dict) and found.keys() >= {"tokenizer", "read", *SPLITS})
     return found
-
-
-def digest_of(index: Index) -> str:
-    return hash_of(json.dumps(index, sort_keys=True).encode())
 
 
 def open_folder(folder: Path, index: Index) -> Dataset:
@@ -218,7 +207,7 @@ def open_folder(folder: Path, index: Index) -> Dataset:
 
 
 def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
-    path = folder / TOKENIZER
+    path = folder / "tokenizer.json"
     files.check_regular(path)
     check(path, hash_of(path.read_bytes()) == index["tokenizer"])
     return tokenizer.load(path)
@@ -238,22 +227,12 @@ def check(path: Path, is_as_written: bool) -> None:
         raise DamagedFileError(f"{path} is not as written. {REMEDY}")
 
 
+def hash_of(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG rule says to ignore a relative path.
     root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     return root / "optax_muonplus"
-
-
-@contextlib.contextmanager
-def writing(folder: Path, say: Say) -> Generator[None]:
-    """Makes a folder of the cache, in which one process writes at a time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock")
-    try:
-        held = lock.acquire(blocking=False)
-    except Timeout:
-        say(f"waiting for another process, which writes {folder} ...")
-        held = lock.acquire()
-    with held:
-        yield

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -18,20 +18,11 @@ from tokenizers import Tokenizer, decoders
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError
 
-HEADERS = (20240520, 20240801)  # what files of llm.c begin with, in 1,024 bytes before the tokens
 BLOCK = 2**20  # tokens that are looked at together
 LOOKED = 2**26  # tokens of each file that are compared with the vocabulary
 ROW = 2**12  # tokens that are decoded together
 ENOUGH = 32  # tokens above 0: in no text of 16-bit tokens every second one is 0 so often by chance
 ENDS_BYTES = 2**20  # of a file, which stand for its content
-
-
-class Slices(Protocol):
-    """What has a length and can be cut: an array, or a file of tokens."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: slice, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -65,12 +56,8 @@ class TokenFile:
         )
 
 
-class Meta(NamedTuple):
-    """What is known of a tokenized text without its tokens."""
-
-    tokens: int
-    bytes: int
-    sha256: str
+Slices = np.ndarray | TokenFile
+"""What has a length and is cut into windows."""
 
 
 class Tokens(NamedTuple):
@@ -81,10 +68,6 @@ class Tokens(NamedTuple):
     """Size in UTF-8 of the text, for bits per byte; 0 for training text of .bin files."""
     sha256: str
     """Stands for the content."""
-
-    @property
-    def meta(self) -> Meta:
-        return Meta(len(self.ids), self.bytes, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -166,13 +149,8 @@ def bin_of(paths: Sequence[str], split: str) -> Path:
 
 
 def check_ids(found: TokenFile, words: int) -> None:
-    """Refuses tokens that are not in a vocabulary of so many words, wider numbers and headers."""
+    """Refuses wider numbers, and tokens that are not in a vocabulary of so many words."""
     first = found[:BLOCK]
-    if first[:8].tobytes()[:4] in [magic.to_bytes(4, "little") for magic in HEADERS]:
-        raise UserError(
-            f"{found.path} has the header of llm.c. Write it again without, by "
-            f"np.fromfile(PATH, {found.dtype.str!r}, offset=1024).tofile(PATH)."
-        )
     if np.count_nonzero(first) >= ENOUGH and not first[1::2].any():
         raise UserError(
             f"{found.path} seems to hold numbers of more bits than {found.dtype.name}, as every"
@@ -183,15 +161,14 @@ def check_ids(found: TokenFile, words: int) -> None:
         if (largest := found[start : start + BLOCK].max()) >= words:
             raise DamagedFileError(
                 f"{found.path} has the token {largest}, and the vocabulary has {words} tokens: it"
-                f" is damaged, of another --data.tokenizer, or no {found.dtype.name}."
+                f" is damaged, of another --data.tokenizer, no {found.dtype.name}, or has a header,"
+                f" as llm.c's. np.fromfile(PATH, {found.dtype.str!r}, offset=1024).tofile(PATH)"
+                " leaves that out."
             )
 
 
 def count_bytes(tokenizer: Tokenizer, ids: Slices) -> int:
-    """The size in UTF-8 of the text that tokens stand for.
-
-    A character that the end of a row of tokens cuts counts a few bytes more.
-    """
+    """The size in UTF-8 of the text of tokens; a character that a row cuts counts more."""
     own, size = Tokenizer.from_str(tokenizer.to_str()), 0
     if own.decoder is None:
         own.decoder = decoders.Fuse()  # else there would be spaces between tokens

@@ -65,11 +65,7 @@ def load(path: Path, end: str = "") -> Tokenizer:
 
 
 def ready(tokenizer: Tokenizer, end: str = "") -> Tokenizer:
-    """The tokenizer, set to encode whole texts, and END inside a text as plain text.
-
-    `end` is to stand between documents. By default that is what the tokenizer itself puts before
-    texts, or the first of `ENDS` that it has.
-    """
+    """The tokenizer, set to encode whole texts; `end` or its own token stands between documents."""
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -102,16 +98,8 @@ def end_of(tokenizer: Tokenizer, end: str = "") -> tuple[str, int]:
     )
 
 
-def end_id(tokenizer: Tokenizer) -> int:
-    """The id of the token that stands between documents."""
-    return end_of(tokenizer)[1]
-
-
 def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """Each document with its ids; the ids begin with the token that starts a document.
-
-    Raises `UserError` for a tokenizer that loses text, as bits per byte would be too low.
-    """
+    """Each document with its ids, the first of which starts a document; refuses a loss of text."""
     # Tokens that were added to a vocabulary may swallow the spaces around them.
     added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
     probe = PROBE + "".join(f"x  {word}  x" for word in added)
@@ -122,7 +110,7 @@ def encode(tokenizer: Tokenizer, documents: Iterable[str]) -> Iterator[tuple[str
             "the tokenizer loses or changes some text, or leaves out numbers in its vocabulary:"
             " give one that has tokens for all bytes, or omit it to train one."
         )
-    end, waiting = end_id(tokenizer), iter(documents)
+    (_, end), waiting = end_of(tokenizer), iter(documents)
     while batch := list(itertools.islice(waiting, 256)):  # enough for all cores, and little memory
         for document, ids in zip(batch, ids_of(tokenizer, batch), strict=True):
             yield document, [end, *ids]

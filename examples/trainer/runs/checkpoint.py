@@ -6,7 +6,6 @@ every file of `state`, which is compared before it is read.
 
 import hashlib
 import json
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -141,9 +140,6 @@ def restore_params(
     folder: Path, step: int | None, abstract: optax.Params, metadata: dict[str, Any]
 ) -> tuple[int, optax.Params]:
     """The parameters of a step, by default the last one, and that step; reads nothing else."""
-    steps = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
-    step = chosen(steps, step, folder)
-    check(folder / str(step), metadata)
     item = {"params": abstract}
     args = ocp.args.PyTreeRestore(
         item=item,
@@ -152,15 +148,13 @@ def restore_params(
     )
     options = ocp.CheckpointManagerOptions(read_only=True)
     with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        steps = sorted(manager.all_steps())
+        if not steps or step not in (None, *steps):
+            raise UserError(
+                f"{folder} has no checkpoint of step {step or 1}: there are those of "
+                f"{', '.join(map(str, steps)) or 'no step yet'}."
+            )
+        step = steps[-1] if step is None else step
+        check(folder / str(step), metadata)
         found = manager.restore(step, args=ocp.args.Composite(state=args))
     return step, found["state"]["params"]
-
-
-def chosen(steps: Sequence[int], step: int | None, folder: Path) -> int:
-    """The step that was asked for, or the last one, of the checkpoints that are there."""
-    if not steps or step not in (None, *steps):
-        raise UserError(
-            f"{folder} has no checkpoint of step {step or 1}: there are those of "
-            f"{', '.join(map(str, steps)) or 'no step yet'}."
-        )
-    return max(steps) if step is None else step

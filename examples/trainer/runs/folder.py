@@ -27,10 +27,7 @@ TOKENIZER = "tokenizer.json"
 
 
 def names(config: RunConfig, preset: str) -> Iterator[Path]:
-    """The folders that a new run may have: that of its name, or default names without end.
-
-    Raises `UserError` for a name that is taken, or that leaves the folder of runs.
-    """
+    """The folders that a new run may have: that of its name, or default names without end."""
     root, base = Path(config.runs_dir), f"{preset}-{config.optimizer.name}"
     if not config.name:
         others = (root / f"{base}-{number}" for number in itertools.count(2))
@@ -54,10 +51,7 @@ def resume_command(folder: Path, mesh: str = "") -> str:
 
 
 def create(config: RunConfig, preset: str, dataset: Dataset) -> Path:
-    """Makes the first folder that is not there yet, with its configuration and tokenizer.
-
-    Another run may begin at the same moment: the folder is that of the one that has made it.
-    """
+    """Makes the first folder that no other run has made, with its configuration and tokenizer."""
     for folder in names(config, preset):
         try:
             folder.mkdir(parents=True)
@@ -129,11 +123,7 @@ def metadata_of(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Generator[None]:
-    """Holds the lock of a run folder; process 0 holds it for all that train together.
-
-    The kernel releases it when the process ends, in whatever way; the file stays, and means nothing
-    by itself.
-    """
+    """Holds the lock of a run folder, for all that train together; the kernel ends it with them."""
     try:
         with FileLock(folder / "lock", blocking=False) if is_first() else contextlib.nullcontext():
             yield

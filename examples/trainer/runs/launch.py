@@ -14,9 +14,10 @@ from examples.trainer.data.prepare import cache_folder, prepare
 from examples.trainer.data.tokenizer import end_of
 from examples.trainer.models import blocks, sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import processes, report, trained
+from examples.trainer.runs import processes, report
 from examples.trainer.runs.loop import Run, execute, make_run
-from examples.trainer.runs.progress import Display, Tracker, package_of
+from examples.trainer.runs.metrics import Display, Tracker, package_of
+from examples.trainer.runs.trained import TrainedModel
 from examples.trainer.settings import validation
 from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.run import DEFAULT_RATES, TITLES, MachineConfig, RunConfig
@@ -70,14 +71,16 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Run:
     if isinstance(asked, NewRun):
         config, data_key = asked.config, ""
         check_settings(config)
-        config = trained.with_network(config) if config.init_from else config
+        if config.init_from:
+            from examples import weights  # which reads runs
+
+            config = weights.with_network(config)
         run_folder.names(config, preset)  # a name that is taken is refused before a text is read
     else:
-        folder = asked.resume
-        config, data_key = run_folder.read_config(folder)
-        config = run_folder.lengthened(folder, config, asked.steps)
+        config, data_key = run_folder.read_config(asked.resume)
+        config = run_folder.lengthened(asked.resume, config, asked.steps)
         check_settings(config)
-        run_folder.read_tokenizer(folder)  # refuses one whose digest cannot be compared
+        run_folder.read_tokenizer(asked.resume)  # refuses one whose digest cannot be compared
     validation.check(asked.machine)
     list(map(package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
@@ -96,25 +99,20 @@ def train(run: Run, folder: Path, console: Console, machine: MachineConfig) -> i
     config = run.config
     asked = dict.fromkeys(machine.tracker) if processes.is_first() else ()
     trackers = [Tracker(name, folder, config, console.print) for name in asked]
-    outcome = execute(
+    state, step, stopped_by = execute(
         run,
         folder,
         [Display(console, config.steps), *trackers],
         lambda state, start: describe_setup(run, folder, state, start, console),
         machine.profile,
     )
-    if outcome.stopped_by:
-        console.print(f"\nstopped after step {outcome.step}; the run is saved.")
-        return outcome.stopped_by
-    sample = report.sample_text(
-        run.functions.forward,
-        outcome.state.params,
-        run.dataset.tokenizer,
-        config.prompt,
-        config.sample_tokens,
-        config.model,
-        outcome.state.key,
+    if stopped_by:
+        console.print(f"\nstopped after step {step}; the run is saved.")
+        return stopped_by
+    model = TrainedModel(
+        config, run.dataset.tokenizer, run.mesh, step, state.params, run.functions.forward
     )
+    sample = model.text(config.prompt, config.sample_tokens, state.key)
     if processes.is_first():
         summary, last = report.write_results(folder, sample)
         console.print(f"\n{sample}\n", style="dim")

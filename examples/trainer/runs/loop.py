@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 import jax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from examples.trainer.data.loader import Loader, enough, place_batch, prefetch
+from examples.trainer.data.loader import Loader, enough, place_batch
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs import trained
 from examples.trainer.runs.checkpoint import Checkpoints
-from examples.trainer.runs.metrics import Observer, Recorder, work_of
+from examples.trainer.runs.metrics import Display, Recorder, Tracker, work_of
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
@@ -94,10 +92,7 @@ def make_run(
     mesh: Mesh,
     make: Callable[[RunConfig, int, Mesh], Functions],
 ) -> Run:
-    """A run; raises `UserError` if there is too little text, or rows do not divide.
-
-    `make` is `make_functions`, or gives those that were made for a run of other seed and rates.
-    """
+    """A run, whose functions `make` makes; refuses too little text, and rows that do not divide."""
     check_rows(config, mesh)
     run = Run(config, mesh, dataset, make(config, dataset.tokenizer.get_vocab_size(), mesh))
     enough(run.loader, "training")
@@ -115,26 +110,18 @@ def check_rows(config: RunConfig, mesh: Mesh) -> None:
         )
 
 
-class Outcome(NamedTuple):
-    """The state of a run when `execute` returns."""
-
-    state: TrainState
-    step: int
-    stopped_by: int
-    """The signal that stopped the run; 0 if it reached its end."""
-
-
 def execute(
     run: Run,
     folder: Path,
-    observers: Sequence[Observer],
+    observers: Sequence[Display | Tracker],
     show_setup: Callable[[TrainState, int], None],
     profile: int = 0,
-) -> Outcome:
+) -> tuple[TrainState, int, int]:
     """Trains from the last checkpoint to the end or a stop.
 
-    Calls `show_setup` with the initial state and its step. Of the first steps `profile` are
-    recorded by JAX's profiler.
+    Calls `show_setup` with the initial state and its step. Of the steps from the third on `profile`
+    are recorded by JAX's profiler. Returns the state, its step, and the signal that stopped the
+    run, 0 at its end.
     """
     config, functions, rows = run.config, run.functions, sharding.of_batch(run.mesh)
     loader, rates = run.loader, optimizers.rates(config.optimizer)
@@ -151,18 +138,21 @@ def execute(
         for observer in observers:
             observer.begin(step)
             stack.callback(observer.close)
-        steps, recorded = range(step, config.steps), Profile(folder / "profile", step, profile)
-        stack.callback(recorded.stop)
-        batches = stack.enter_context(prefetch(lambda i: place_batch(loader, i, rows), steps))
+        first, trace = step, stack.enter_context(contextlib.ExitStack())
 
         def save() -> None:
             checkpoints.save(step, state)
             recorder.saved = step
 
         while step < config.steps and not requests.stop(step):
-            recorded.before(step, state)
+            if profile and step in (first + 2, first + 2 + profile):
+                jax.block_until_ready(state)
+                trace.close()
+                if step == first + 2:
+                    trace.enter_context(jax.profiler.trace(folder / "profile"))
+            # The devices may still compute the last step while this one's rows are read.
             asked = time.monotonic()
-            batch = next(batches)
+            batch = place_batch(loader, step, rows)
             waited = time.monotonic() - asked
             state, measured = functions.train_step(state, rates, *batch)
             step += 1
@@ -181,7 +171,7 @@ def execute(
         if step > recorder.saved:
             save()
         checkpoints.manager.wait_until_finished()
-    return Outcome(state, step, requests.signal if step < config.steps else 0)
+    return state, step, requests.signal if step < config.steps else 0
 
 
 def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
@@ -190,30 +180,9 @@ def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
         return checkpoints.restore(saved, run.functions.abstract), saved
     if not run.config.init_from:
         return run.functions.init(run.config.seed), 0
+    from examples import weights  # which reads runs
+
     words, abstract = run.dataset.tokenizer.get_vocab_size(), run.functions.abstract.params
-    params = trained.load_weights(Path(run.config.init_from), run.config.model, words)
+    params = weights.load_weights(Path(run.config.init_from), run.config.model, words)
     placed = jax.device_put(params, shardings_of(abstract))
     return run.functions.init_from(placed, run.config.seed), 0
-
-
-class Profile:
-    """JAX's profile of some steps, from the third on: the first ones are compiled."""
-
-    def __init__(self, folder: Path, step: int, count: int):
-        self.folder, self.first, self.end = folder, step + 2, step + 2 + count
-        self.on = False
-
-    def before(self, step: int, state: TrainState) -> None:
-        """Begins or ends the record, if it is time before this step."""
-        if step == self.first < self.end:
-            jax.block_until_ready(state)
-            jax.profiler.start_trace(self.folder)
-            self.on = True
-        elif step == self.end:
-            jax.block_until_ready(state)
-            self.stop()
-
-    def stop(self) -> None:
-        if self.on:
-            jax.profiler.stop_trace()
-        self.on = False

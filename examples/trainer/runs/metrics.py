@@ -1,22 +1,29 @@
-"""The figures of a run: speed, rates and losses, and the file that has them.
+"""The figures of a run: recorded in its file, shown in the terminal, and sent to dashboards.
 
 The names are Levanter's (`throughput/...`, `grad/norm/total`, `optim/...`).
 """
 
+import contextlib
+import dataclasses
 import json
 import math
+import secrets
+import statistics
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 from jax.sharding import Mesh
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from examples.trainer.runs.processes import is_first
-from examples.trainer.settings.run import RunConfig, training_flops_per_token
-from examples.trainer.system.errors import Diverged
+from examples.trainer.settings.run import RunConfig, TrackerName, training_flops_per_token
+from examples.trainer.system.errors import Diverged, load_package
 from examples.trainer.system.files import read_json_lines, write_atomically
+from examples.trainer.training.evaluate import short
 from examples.trainer.training.step import Measured
 
 METRICS = "metrics.jsonl"
@@ -29,35 +36,14 @@ VAL_LOSS = "val_loss"
 LEARNING_RATE = "optim/learning_rate"
 ADAM_RATE = "optim/adam_lr"
 
+QUIET_SECONDS = 10.0  # after which a line says how far the run is, where there is no bar
+TIMED = 50  # steps whose medians are shown
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite; one more ends the run
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All records; a last line that a crash cut off is left out."""
     return read_json_lines(path)
-
-
-class Metrics:
-    """A file with one JSON object per line: `step` and what was measured at that step."""
-
-    def __init__(self, path: Path, step: int):
-        """Keeps earlier records up to `step`; those of later steps will be written again."""
-        self.file = None
-        if is_first():  # process 0 writes for all
-            kept = [record for record in read_metrics(path) if record["step"] <= step]
-            lines = "".join(json.dumps(record) + "\n" for record in kept)
-            write_atomically(path, lines.encode())
-            self.file = path.open("a")
-
-    def add(self, step: int, **measured: Any) -> None:
-        """Appends a record and flushes it, so that others can read it."""
-        if self.file:
-            self.file.write(json.dumps({"step": step, **measured}) + "\n")
-            self.file.flush()
-
-    def close(self) -> None:
-        if self.file:
-            self.file.close()
 
 
 # Beginnings of `device_kind` in JAX, with operations a second in products of bfloat16 without
@@ -80,7 +66,7 @@ PEAKS = (
 
 
 def peak_of(device_kind: str) -> float | None:
-    """Operations a second of one device in products of bfloat16; None for one not known here."""
+    """Operations a second of one device; None for one not known here."""
     return next((rate for kind, rate in PEAKS if device_kind.startswith(kind)), None)
 
 
@@ -112,32 +98,25 @@ def work_of(config: RunConfig, vocab_size: int, mesh: Mesh) -> Work:
     )
 
 
-def rounded(x: Any, digits: int = 6) -> float:
+def rounded(x: Any) -> float:
     """A number with as many digits as mean something."""
-    x = float(np.asarray(x))
-    return float(f"{x:.{digits}g}") if math.isfinite(x) else x
-
-
-class Observer(Protocol):
-    """Follows a run."""
-
-    def begin(self, step: int) -> None:
-        """The run goes on after this step."""
-
-    def record(self, step: int, figures: dict[str, Any]) -> None:
-        """A record of `metrics.jsonl` was written."""
-
-    def close(self) -> None:
-        """The run has ended."""
+    return float(f"{float(x):.6g}")
 
 
 class Recorder:
-    """Writes and shows the figures of steps, those of a step while the next one is computed."""
+    """Writes and shows a record of each step, while the devices compute the next one."""
 
-    def __init__(self, work: Work, folder: Path, observers: Sequence[Observer], step: int):
-        """The records in the folder are kept up to `step`."""
-        self.work, self.observers = work, observers
-        self.metrics = Metrics(folder / METRICS, step)
+    def __init__(
+        self, work: Work, folder: Path, observers: Sequence["Display | Tracker"], step: int
+    ):
+        """The records in the folder are kept up to `step`; later steps will be written again."""
+        self.work, self.observers, self.file = work, observers, None
+        if is_first():  # process 0 writes for all
+            path = folder / METRICS
+            kept = [record for record in read_metrics(path) if record["step"] <= step]
+            lines = "".join(json.dumps(record) + "\n" for record in kept)
+            write_atomically(path, lines.encode())
+            self.file = path.open("a", buffering=1)  # a line at a time, for others to read
         self.saved = step
         """The last step that was saved."""
         self.skipped = 0
@@ -151,7 +130,8 @@ class Recorder:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.metrics.close()
+        if self.file:
+            self.file.close()
 
     def add(self, step: int, measured: Measured, waited: float) -> None:
         """Takes the figures of a step, which waited so long for its batch; writes the last ones."""
@@ -186,7 +166,8 @@ class Recorder:
         self.record(step, figures)
 
     def record(self, step: int, figures: dict[str, Any]) -> None:
-        self.metrics.add(step, **figures)
+        if self.file:
+            self.file.write(json.dumps({"step": step, **figures}) + "\n")
         for observer in self.observers:
             observer.record(step, figures)
 
@@ -197,3 +178,127 @@ class Recorder:
         self.clock = None
         if self.skipped > MAX_SKIPPED:
             raise Diverged(step, self.skipped, self.saved)
+
+
+class Display:
+    """Shows step, loss, speed and remaining time."""
+
+    def __init__(self, console: Console, steps: int):
+        self.console, self.steps = console, steps
+        self.timed: deque[dict[str, Any]] = deque(maxlen=TIMED)
+        """The figures of the last steps without compilation and evaluation."""
+        self.printed, self.line = time.monotonic(), ""
+        self.status = "compiling ..."
+        self.bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[status]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,  # the last line of the bar is that of the last evaluation, above it
+        )
+        self.task = self.bar.add_task("", total=steps, status=self.status)
+
+    def begin(self, step: int) -> None:
+        self.bar.update(self.task, completed=step)
+        if not self.console.is_terminal and not self.bar.finished:
+            self.console.print(self.status)
+        self.bar.start()
+
+    def close(self) -> None:
+        self.bar.stop()
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        if "train_loss" in figures:
+            self.trained(step, figures)
+        elif "skipped" in figures:
+            self.print(step, "loss or gradient not finite: left out")
+        else:
+            self.evaluated(step, figures)
+
+    def print(self, step: int, line: str) -> None:
+        self.printed = time.monotonic()
+        line = f"step {step}/{self.steps}  {line}"
+        if line != self.line:  # before an evaluation it may be there already
+            self.console.print(line, highlight=False)
+        self.line = line
+
+    def trained(self, step: int, figures: dict[str, Any]) -> None:
+        parts = [f"loss {figures['train_loss']:.3f}", f"grad {figures[GRADIENT_NORM]:.2f}"]
+        if DURATION in figures:
+            self.timed.append(figures)
+        if self.timed:
+            parts.append(f"{self.median(TOKENS_PER_SECOND):,.0f} tokens/s")
+            if MFU in self.timed[-1]:
+                parts.append(f"MFU {self.median(MFU):.1f}%")
+            left = round(self.median(DURATION) * (self.steps - step))
+            parts.append(f"{left // 60}:{left % 60:02d} left")
+        self.status = "  ".join(parts)
+        self.bar.update(self.task, completed=step, status=self.status)
+        quiet = time.monotonic() - self.printed > QUIET_SECONDS
+        if quiet and not self.console.is_terminal:
+            self.print(step, self.status)
+
+    def median(self, name: str) -> float:
+        """That of the last steps: single ones differ much."""
+        return statistics.median(figures[name] for figures in self.timed)
+
+    def evaluated(self, step: int, figures: dict[str, Any]) -> None:
+        self.print(step, self.status)
+        self.console.print(
+            f"{'':8}val loss {figures['val_loss']:.3f}  "
+            f"perplexity {short(figures['val_perplexity'])}  "
+            f"bits per byte {figures['val_bits_per_byte']:.3f}",
+        )
+
+
+# Dashboards: TensorBoard, and Weights & Biases
+
+
+def package_of(name: TrackerName) -> Any:
+    return load_package({"tensorboard": "tensorboardX"}.get(name, name), f"--tracker {name}", name)
+
+
+class Tracker:
+    """Gives the figures of a run to a dashboard. One that fails is left out; the run goes on."""
+
+    def __init__(
+        self, name: TrackerName, folder: Path, config: RunConfig, say: Callable[[str], None]
+    ):
+        self.name, self.folder, self.config, self.say = name, folder, config, say
+        self.board: Any = package_of(name)
+
+    def begin(self, step: int) -> None:
+        with self.attempt():
+            if self.name == "tensorboard":
+                # TensorBoard hides what an earlier process wrote of the steps that come again.
+                place = str(self.folder / "tensorboard")
+                self.board = self.board.SummaryWriter(place, purge_step=step + 1)
+                return
+            own = self.folder / "tracker_id"  # of this run, wherever its folder is moved
+            if not own.exists():
+                own.write_text(secrets.token_hex(8))
+            again = {"id": own.read_text(), "resume": "allow", "dir": str(self.folder)}
+            self.board.init(name=self.folder.name, config=dataclasses.asdict(self.config), **again)
+
+    def record(self, step: int, figures: dict[str, Any]) -> None:
+        with self.attempt():
+            if self.name == "wandb":
+                self.board.log(figures, step=step)
+                return
+            for name, value in figures.items():
+                self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        with self.attempt():
+            self.board.finish() if self.name == "wandb" else self.board.close()
+
+    @contextlib.contextmanager
+    def attempt(self) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:  # of the network, the disk, the package: no common class
+            if self.board is not None:
+                self.say(f"--tracker {self.name} is left out from here on: {error}")
+            self.board = None

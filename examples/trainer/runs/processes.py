@@ -60,10 +60,7 @@ def from_first(text: str) -> str:
 
 
 def first_then_others(work: Callable[[], Result]) -> Result:
-    """Runs `work` in process 0, and then in the others.
-
-    These find what process 0 has written on a shared disk. If it fails, JAX ends them.
-    """
+    """Runs `work` in process 0, and then in the others, which find what it has written."""
     if not is_first():
         wait_for_all()
         return work()

@@ -4,37 +4,27 @@ import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import jax
-import optax
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
 from matplotlib.text import Text
-from tokenizers import Tokenizer
 
-from examples.trainer.data.tokenizer import end_id, ids_of
 from examples.trainer.runs.metrics import (
     ADAM_RATE,
     LEARNING_RATE,
     METRICS,
-    MFU,
-    TOKENS_PER_SECOND,
     VAL_LOSS,
     read_metrics,
 )
-from examples.trainer.runs.trained import DEFAULT, Sampling, sample_ids
-from examples.trainer.settings.run import ModelConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.system.files import write_atomically
 from examples.trainer.training.evaluate import short
-from examples.trainer.training.step import Forward
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black
 SMOOTHED = 20  # steps averaged for a training loss, since single batches are noisy
 LINES = f"lines: training, mean of {SMOOTHED} steps; points: validation"
-AGAINST = "against.png"
 
 Curve = dict[int, float]
 """Step to loss, in nats per token."""
@@ -51,7 +41,7 @@ def smooth(losses: Curve) -> Curve:
     return dict(zip(losses, means, strict=True))
 
 
-def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a figure without a ground, for pages that are light or dark."""
     for words in figure.findobj(Text):
         words.set(color=INK)
@@ -60,11 +50,9 @@ def save_figure(figure: Figure, target: Path | IO[bytes], **options: Any) -> Non
         axes.tick_params(which="both", color=INK, labelcolor=INK)
         for spine in axes.spines.values():
             spine.set(edgecolor=INK)
-    figure.savefig(target, dpi=150, transparent=True, **options)
-
-
-def plot_losses(records: Sequence[dict[str, Any]], title: str, file: IO[bytes]) -> None:
-    save_figure(draw_losses(records, title), file, format="png")
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150, transparent=True)
+    write_atomically(path, picture.getvalue())
 
 
 def draw_losses(records: Sequence[dict[str, Any]], title: str) -> Figure:
@@ -94,9 +82,7 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
             f"{folder / METRICS} lacks the figures of the run: put it back, or resume from an "
             "earlier checkpoint by removing the newest."
         )
-    picture = io.BytesIO()
-    plot_losses(records, folder.name, picture)
-    write_atomically(folder / "losses.png", picture.getvalue())
+    save(draw_losses(records, folder.name), folder / "losses.png")
     write_atomically(folder / "sample.txt", f"{sample}\n".encode(errors="replace"))
     return summary(records), next(r[VAL_LOSS] for r in reversed(records) if VAL_LOSS in r)
 
@@ -104,17 +90,12 @@ def write_results(folder: Path, sample: str) -> tuple[str, float]:
 def summary(records: Sequence[dict[str, Any]]) -> str:
     train = [*curve(records, "train_loss").values()][-SMOOTHED:]
     val = next(record for record in reversed(records) if VAL_LOSS in record)
-    lines = [
-        f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)",
-        f"validation loss  {val[VAL_LOSS]:.4f}",
-        f"perplexity       {short(val['val_perplexity'])}",
-        f"bits per byte    {val['val_bits_per_byte']:.4f}",
-    ]
-    if speeds := curve(records, TOKENS_PER_SECOND).values():
-        lines.append(f"tokens/s         {statistics.median(speeds):,.0f}  (median of the steps)")
-    if used := curve(records, MFU).values():
-        lines.append(f"MFU              {statistics.median(used):.1f}%  (median of the steps)")
-    return "\n".join(lines)
+    return (
+        f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)\n"
+        f"validation loss  {val[VAL_LOSS]:.4f}\n"
+        f"perplexity       {short(val['val_perplexity'])}\n"
+        f"bits per byte    {val['val_bits_per_byte']:.4f}"
+    )
 
 
 def compare(folders: Sequence[Path], titles: tuple[str, str]) -> str:
@@ -122,19 +103,15 @@ def compare(folders: Sequence[Path], titles: tuple[str, str]) -> str:
     records = [read_metrics(folder / METRICS) for folder in folders]
     val = [curve(one, VAL_LOSS) for one in records]
     first, second = (next(reversed(one.values())) for one in val)
-    picture = io.BytesIO()
-    plot_both([smooth(curve(one, "train_loss")) for one in records], val, titles, picture)
-    path = folders[0] / AGAINST
-    write_atomically(path, picture.getvalue())
+    path = folders[0] / "against.png"
+    save(draw_both([smooth(curve(one, "train_loss")) for one in records], val, titles), path)
     return (
         f"\nvalidation loss  {titles[0]} {first:.4f}, {titles[1]} {second:.4f}: a difference of"
         f" {first - second:+.4f} with one seed\npicture          {path}"
     )
 
 
-def plot_both(
-    train: Sequence[Curve], val: Sequence[Curve], titles: tuple[str, str], file: IO[bytes]
-) -> None:
+def draw_both(train: Sequence[Curve], val: Sequence[Curve], titles: tuple[str, str]) -> Figure:
     """Losses above, and the first run's minus the second's below."""
     figure = Figure(figsize=(7, 5.6), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
@@ -148,19 +125,4 @@ def plot_both(
     above.set(ylabel="loss (nats per token)", title=LINES)
     below.set(xlabel="step", ylabel=f"{titles[0]} - {titles[1]}")
     above.legend(frameon=False)
-    save_figure(figure, file, format="png")
-
-
-def sample_text(
-    forward: Forward,
-    params: optax.Params,
-    tokenizer: Tokenizer,
-    prompt: str,
-    tokens: int,
-    model: ModelConfig,
-    key: jax.Array,
-    sampling: Sampling = DEFAULT,
-) -> str:
-    ids = [end_id(tokenizer), *ids_of(tokenizer, [prompt])[0]]
-    new = sample_ids(forward, params, ids, tokens, model, key, sampling)
-    return tokenizer.decode(ids[1:] + new)
+    return figure

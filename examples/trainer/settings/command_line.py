@@ -38,10 +38,7 @@ have a `base`, whose settings it changes; that of `NAME-muon.toml` is NAME."""
 
 
 def read_config_file(path: Path, base: RunConfig) -> RunConfig:
-    """`base` with what a file gives; of a run's `config.json` all settings but those of its place.
-
-    Raises `UserError` for a setting that there is not, and for a value of another type or range.
-    """
+    """`base` with what a file gives; of a run's `config.json` all but the settings of its place."""
     values = content(path)
     if "base" in values:
         values = merged(content(path.parent / values.pop("base")), values)

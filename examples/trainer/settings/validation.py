@@ -30,11 +30,7 @@ adapter = functools.cache(pydantic.TypeAdapter)
 
 
 def from_dict(cls: type[Settings], values: Any) -> Settings:
-    """Reads what `dataclasses.asdict` has given, after a trip through JSON.
-
-    Fields that are not there were added to the code since, and get their defaults. Raises
-    ValueError, which names the fields that are not known or have values of another type or range.
-    """
+    """Reads what `dataclasses.asdict` has given; ValueError names the fields that are wrong."""
     try:
         return adapter(cls).validate_json(pydantic_core.to_json(values))
     except pydantic.ValidationError as error:
@@ -56,10 +52,7 @@ def check(settings: Any, flag: str = "--") -> None:
 
 
 def problems(error: pydantic.ValidationError, flag: str = "") -> str:
-    """Names each field that is wrong, or its flag, and says what it should be.
-
-    A `ValueError` of settings that do not fit each other has its own words.
-    """
+    """Names each field that is wrong, or its flag, and says what it should be."""
     found = []
     for one in error.errors():
         if one["type"] == "value_error":

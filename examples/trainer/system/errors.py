@@ -46,10 +46,7 @@ def load_package(module: str, use: str, file: str) -> ModuleType:
 
 
 def run_command(work: Callable[[], int | None]) -> int:
-    """Runs `work` and returns its exit status: 0 if it has none, 2 after an error to correct.
-
-    What Python says of a file has its name and the reason.
-    """
+    """The exit status of `work`: 0 if it returns none, 2 after an error that can be corrected."""
     try:
         return work() or 0
     except (UserError, OSError) as error:

@@ -30,10 +30,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """All records of a file, none if there is no file.
-
-    Half a line at its end, or zero bytes, as a kill or a power cut leaves them, are left out.
-    """
+    """All records of a file, without an end that a kill or a power cut leaves."""
     if not path.exists():
         return []
     check_regular(path)

@@ -31,10 +31,7 @@ def short(value: float, form: str = ".2f") -> str:
 def evaluate(
     loss_of: Loss, params: optax.Params, config: RunConfig, val: Tokens, mesh: Mesh
 ) -> dict[str, float]:
-    """Measures on the validation text, always on the same batches, by their names in the figures.
-
-    val_loss is in nats per token. Bits per byte can be compared between tokenizers.
-    """
+    """Measures on the same validation batches; bits per byte compare between tokenizers."""
     loader, n_batches = batches(config, val)
     rows = sharding.of_batch(mesh)
     full = min(n_batches, loader.n_windows / loader.batch_size)  # a part of the last one counts
@@ -59,10 +56,7 @@ class Once(Loader):
 
 
 def batches(config: RunConfig, val: Tokens) -> tuple[Loader, int]:
-    """The batches that are always evaluated, and their number.
-
-    They are as large as the micro-batches of a step, which are known to fit into memory.
-    """
+    """The batches that are always evaluated, as large as micro-batches, and their number."""
     size = config.batch_size // config.accumulate
     loader = Once(val.ids, config.model.context, size, 0)
     enough(dataclasses.replace(loader, batch_size=1), "validation")

@@ -29,10 +29,7 @@ product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 @jax.custom_vjp
 def head_loss(x: jax.Array, head: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean cross-entropy in nats per token of targets (B, T).
-
-    The logits are those of hidden states (B, T, D) and a head (D, V).
-    """
+    """Mean nats per token of targets (B, T), from hidden states (B, T, D) and a head (D, V)."""
     return over_rows(x, head, targets, with_gradients=False)[0]
 
 
@@ -93,8 +90,7 @@ def in_chunks(
 ) -> tuple[jax.Array, ...]:
     """The sum of nats of rows (B, T, D), and its gradients, chunk by chunk."""
     rows, length, width = x.shape
-    most = CHUNK_BYTES.get(sharding.platform(), OTHER_CHUNK_BYTES) // (rows * bytes_of_token)
-    size = next(n for n in range(length, 0, -1) if length % n == 0 and n <= max(1, most))
+    size = chunk_size(length, rows * bytes_of_token)
     tokens = x.reshape(rows, -1, size, width).swapaxes(0, 1).reshape(-1, rows * size, width)
     labels = targets.reshape(rows, -1, size).swapaxes(0, 1).reshape(-1, rows * size)
 
@@ -114,6 +110,12 @@ def in_chunks(
         return (nats,)
     dx = dx.reshape(-1, rows, size, width).swapaxes(0, 1).reshape(x.shape)
     return nats, dx, jax.lax.psum(dhead, axes)
+
+
+def chunk_size(length: int, bytes_of_column: int) -> int:
+    """The most tokens of a row that fit, of those numbers that divide its length."""
+    most = CHUNK_BYTES.get(sharding.platform(), OTHER_CHUNK_BYTES) // bytes_of_column
+    return next(n for n in range(length, 0, -1) if length % n == 0 and n <= max(1, most))
 
 
 def sum_of_nats(logits: jax.Array, targets: jax.Array, words: int) -> jax.Array:

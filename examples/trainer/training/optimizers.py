@@ -59,35 +59,12 @@ def matrices(params: optax.Params) -> Any:
     return omp.muon_dimension_numbers(params, layer_axes=layer_axes(params))
 
 
-def check(config: OptimizerConfig) -> None:
-    """Refuses settings that the library refuses, in its own words."""
-    flat = optax.constant_schedule(0.0)
-    try:
-        rule_of(config, flat, flat, None)
-    except ValueError as error:
-        raise UserError(f"--optimizer: {error}") from None
-
-
 def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
     """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
     if config.compute_dtype != "auto":
         return config
     dtype = "float32" if platform == "cpu" else "bfloat16"
     return dataclasses.replace(config, compute_dtype=dtype)
-
-
-def build(
-    config: OptimizerConfig, steps: int, sharding: Any = None, peaks: Rates | None = None
-) -> optax.GradientTransformation:
-    """The transformation for a run of `steps` steps.
-
-    `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
-    """
-    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks or rates(config))
-    rule = rule_of(config, rate, adam_rate, sharding)
-    if config.clip_norm is not None:
-        rule = optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
-    return rule
 
 
 EPSILON = 1e-8  # Optax's, and that of the paper's code
@@ -111,21 +88,37 @@ def adamw(
     return rule(**given, eps=lambda count: EPSILON / jnp.sqrt(1 - b2 ** (count + 1)))
 
 
-def rule_of(
-    config: OptimizerConfig, rate: optax.Schedule, adam_rate: optax.Schedule, sharding: Any
+def build(
+    config: OptimizerConfig, steps: int, sharding: Any = None, peaks: Rates | None = None
 ) -> optax.GradientTransformation:
-    """Muon+ or Muon on the matrices and AdamW on the rest, or AdamW on both."""
+    """Muon+ or Muon on the matrices and AdamW on the rest, or AdamW on both.
+
+    `sharding` is the tree of the parameters' shardings. `peaks` replaces the configured rates.
+    """
+    rate, adam_rate = (schedule(config, peak, steps) for peak in peaks or rates(config))
     decay, others = config.weight_decay, adamw(config, adam_rate, config.adam_weight_decay)
     if config.name == "adamw":
         where = omp.Matrices(weight_dimension_numbers=matrices)
         parts: dict[Any, Any] = {"muon": adamw(config, rate, decay), "adam": others}
-        return optax.partition(parts, lambda params: where.read(params).labels)
-    given = {name: getattr(config, name) for name in TAKEN[config.name]}
-    if given["compute_dtype"] in ("auto", "float32"):
-        given["compute_dtype"] = None
-    given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
-    made = omp.muonplus if config.name == "muonplus" else omp.muon
-    return made(rate, weight_decay=decay, others=others, **given)
+        rule = optax.partition(parts, lambda params: where.read(params).labels)
+    else:
+        given = {name: getattr(config, name) for name in TAKEN[config.name]}
+        if given["compute_dtype"] in ("auto", "float32"):
+            given["compute_dtype"] = None
+        given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
+        made = omp.muonplus if config.name == "muonplus" else omp.muon
+        rule = made(rate, weight_decay=decay, others=others, **given)
+    if config.clip_norm is None:
+        return rule
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), rule)
+
+
+def check(config: OptimizerConfig) -> None:
+    """Refuses settings that the library refuses, in its own words."""
+    try:
+        build(config, steps=1)
+    except ValueError as error:
+        raise UserError(f"--optimizer: {error}") from None
 
 
 SIZE = ("shape_scale", "norm", "match_frobenius")  # what the size of an update depends on

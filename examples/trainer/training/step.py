@@ -3,6 +3,7 @@
 Nothing here makes arrays when it is called.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from jax.typing import ArrayLike
 from examples.trainer.models import sharding
 from examples.trainer.models.gpt import GPT
 from examples.trainer.models.llama import LLaMA
-from examples.trainer.settings.run import ModelConfig, RunConfig
+from examples.trainer.settings.run import ModelConfig, OptimizerConfig, RunConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
@@ -65,53 +66,71 @@ class Functions(NamedTuple):
     loss: Loss
 
 
-def network(config: ModelConfig, vocab_size: int, seed: Seed) -> GPT | LLaMA:
-    return NETWORKS[config.family](config, vocab_size, nnx.Rngs(jax.random.key(seed)))
+def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
+    """The functions of a run; compiles nothing before they are called."""
+    init_params = make_init_params(config.model, vocab_size)
+    placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
+    rule = optimizers.for_platform(config.optimizer, mesh.devices.flat[0].platform)
+    moved = placed if mesh.size > 1 else None
+    build = functools.partial(optimizers.build, rule, config.steps, moved)
+
+    def init_from(params: optax.Params, seed: Seed) -> TrainState:
+        return TrainState(params, build(Rates(0.0, 0.0)).init(params), jax.random.key(seed))
+
+    def init(seed: Seed) -> TrainState:
+        return init_from(init_params(seed), seed)
+
+    forward, loss = make_forward(config.model, vocab_size, mesh)
+    train_step = make_train_step(config, rule, loss, build, placed, mesh)
+    shapes = jax.eval_shape(init, 0)
+    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
+    kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
+    return Functions(
+        forward=forward,
+        abstract=abstract,
+        init=jax.jit(init, out_shardings=kept),  # each device makes its shards
+        init_from=jax.jit(init_from, out_shardings=kept, donate_argnums=0),
+        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(kept, everywhere)),
+        loss=jax.jit(loss, out_shardings=everywhere),
+    )
 
 
 def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
-    return lambda seed: nnx.to_pure_dict(nnx.state(network(config, vocab_size, seed), nnx.Param))
+    network = NETWORKS[config.family]
+
+    def init_params(seed: Seed) -> optax.Params:
+        model = network(config, vocab_size, nnx.Rngs(jax.random.key(seed)))
+        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+    return init_params
 
 
-def form(config: ModelConfig, vocab_size: int) -> Any:
-    """What a network is without its parameters."""
-    return nnx.split(nnx.eval_shape(lambda: network(config, vocab_size, 0)))[0]
-
-
-def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> Forward:
-    graph = form(config, vocab_size)
+def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> tuple[Forward, Loss]:
+    """A network as functions of its parameters: to logits, and to the loss."""
+    network = NETWORKS[config.family]
+    graph, _ = nnx.split(nnx.eval_shape(lambda: network(config, vocab_size, nnx.Rngs(0))))
 
     def forward(params: optax.Params, tokens: ArrayLike) -> jax.Array:
         with sharding.on(mesh):
             return nnx.merge(graph, sharding.gathered(params))(jnp.asarray(tokens))
 
-    return forward
-
-
-def shardings_of(abstract: Any) -> Any:
-    return jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
-    """The functions of a run; compiles nothing before they are called."""
-    graph = form(config.model, vocab_size)
-    init_params = make_init_params(config.model, vocab_size)
-    placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
-    rule = optimizers.for_platform(config.optimizer, mesh.devices.flat[0].platform)
-
-    def optimizer(rates: Rates) -> optax.GradientTransformation:
-        return optimizers.build(rule, config.steps, placed if mesh.size > 1 else None, rates)
-
-    def init_from(params: optax.Params, seed: Seed) -> TrainState:
-        return TrainState(params, optimizer(Rates(0.0, 0.0)).init(params), jax.random.key(seed))
-
-    def init(seed: Seed) -> TrainState:
-        return init_from(init_params(seed), seed)
-
     def loss(params: optax.Params, inputs: ArrayLike, targets: ArrayLike) -> jax.Array:
         with sharding.on(mesh):
             model = nnx.merge(graph, sharding.gathered(params))
             return head_loss(model.hidden(jnp.asarray(inputs)), model.head(), jnp.asarray(targets))
+
+    return forward, loss
+
+
+def make_train_step(
+    config: RunConfig,
+    rule: OptimizerConfig,
+    loss: Loss,
+    build: Callable[[Rates], optax.GradientTransformation],
+    placed: Any,
+    mesh: Mesh,
+) -> Callable[..., tuple[TrainState, Measured]]:
+    """A step; `build` makes the optimizer, `placed` has the shardings of the parameters."""
 
     def train_step(
         state: TrainState, rates: Rates, inputs: ArrayLike, targets: ArrayLike
@@ -119,7 +138,7 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
         pieces = [micro_batches(jnp.asarray(x), config.accumulate, mesh) for x in (inputs, targets)]
         value, grads = mean_over(pieces, jax.value_and_grad(loss), state.params, placed)
         norm = optax.tree.norm(grads)
-        updates, opt_state = optimizer(rates).update(grads, state.opt_state, state.params)
+        updates, opt_state = build(rates).update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         # Elementwise selection instead of a branch, so that the old state's memory can be reused.
@@ -132,17 +151,11 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
         measured = Measured(jnp.where(finite, value, jnp.nan), norm, now)
         return TrainState(params, opt_state, state.key), measured
 
-    shapes = jax.eval_shape(init, 0)
-    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
-    kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
-    return Functions(
-        forward=make_forward(config.model, vocab_size, mesh),
-        abstract=abstract,
-        init=jax.jit(init, out_shardings=kept),  # each device makes its shards
-        init_from=jax.jit(init_from, out_shardings=kept, donate_argnums=0),
-        train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(kept, everywhere)),
-        loss=jax.jit(loss, out_shardings=everywhere),
-    )
+    return train_step
+
+
+def shardings_of(abstract: Any) -> Any:
+    return jax.tree.map(lambda x: x.sharding, abstract)
 
 
 def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
@@ -161,10 +174,7 @@ def mean_over(
     params: optax.Params,
     placed: Any,
 ) -> tuple[jax.Array, optax.Params]:
-    """Mean loss and gradients over micro-batches, with the memory of one; sums in float32.
-
-    The sums are sharded as `placed` says. The means have the types of the parameters.
-    """
+    """Mean loss and gradients over micro-batches; sums are in float32, and sharded as `placed`."""
     n = len(batches[0])
     if n == 1:
         return loss_and_grads(params, *(x[0] for x in batches))

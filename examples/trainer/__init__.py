@@ -1,1 +1,0 @@
-"""A trainer of language models: settings, models, data, the training step, runs, their uses."""
