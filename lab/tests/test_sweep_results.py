@@ -211,7 +211,7 @@ def commands():
     evidence = (ROOT / "docs/explain/evidence.md").read_text()
     found = re.findall(r"^\| .*?\| `(\$[ES]/.*?)` \|", evidence, re.M)
     assert len(found) > 12
-    for page in ("docs/explain/evidence.md", "docs/trainer/experiments.md"):
+    for page in ("docs/explain/evidence.md", "lab/results/experiments/README.md"):
         found += re.findall(r"^python -m lab.contrasts (.*)", (ROOT / page).read_text(), re.M)
     for name, folder in folders.items():
         found = [command.replace(name, folder) for command in found]
@@ -226,7 +226,9 @@ def test_commands_of_the_pages_find_their_ledgers(command, monkeypatch, capsys):
     assert " ± " in shown and "has no runs" not in shown
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/choose.md", "docs/trainer/experiments.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/choose.md", "lab/results/experiments/README.md"]
+)
 def test_pages_have_the_planned_test_of_20_tokens(page):
     line = contrasts.read(EXPERIMENTS / "last" / "contrasts.json")[0]
     found = contrasts.measured(line, EXPERIMENTS / "last")

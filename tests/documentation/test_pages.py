@@ -6,7 +6,10 @@ import pytest
 
 from tests.support.documents import PAGES, README, ROOT
 
-READMES = ("examples/README.md", "lab/README.md", "lab/benchmarks/README.md")
+READMES = (
+    *("examples/README.md", "lab/README.md", "lab/benchmarks/README.md"),
+    "lab/results/experiments/README.md",
+)
 OTHERS = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md")
 DOCUMENTS = {"README.md": README}
 DOCUMENTS |= {f"docs/{name}": text for name, text in PAGES.items()}
@@ -59,6 +62,7 @@ def test_there_are_few_words():
     words = {name: len(text.split()) for name, text in DOCUMENTS.items()}
     assert words["README.md"] <= 900
     assert words["docs/choose.md"] <= 350
+    assert len((ROOT / "examples/README.md").read_text().split()) <= 700
     assert words["docs/explain/evidence.md"] <= 1_700
     assert sum(words.values()) <= 25_500
     assert PAGES["reference/glossary.md"].count("\n: ") <= 25
