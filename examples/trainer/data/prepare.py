@@ -144,7 +144,7 @@ def fill(folder: Path, index: Index, text: Text, say: Say) -> Dataset:
     dtype = token_files.dtype_of(words)
     with contextlib.ExitStack() as stack:
         outputs = {name: stack.enter_context(end_of(folder, name, index, dtype)) for name in SPLITS}
-        saved = 0
+        saved = index["train"]["tokens"]
         for document, ids in tokenizer.encode(words, text.documents(index["read"])):
             if index["train"]["tokens"] >= text.limit:
                 break
