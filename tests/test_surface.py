@@ -26,8 +26,9 @@ TOOLS = """
     flatten_tree nadamw
 """
 CONTRIBUTED = """
-    contrib: AdaMuon Aurora Balance Hyperball Mano NorMuon Record RecordState adamh hyperball
-    qk_clip read_record recorded scale_by_aurora scale_by_muon scale_by_muoneq scale_by_turbo_muon
+    contrib: AdaMuon Aurora Balance Hyperball Mano NorMuon Record RecordState adamh hopper_polar
+    hyperball qk_clip read_record recorded scale_by_aurora scale_by_muon scale_by_muoneq
+    scale_by_turbo_muon
 """
 ADVICE = (
     "A commit that adds a public name, or an argument, removes one, or argues in its text why not:"

@@ -1,4 +1,4 @@
-"""Optimizers that Muon+ is compared with, QK-clip and a recorder, on public names only.
+"""Optimizers to compare Muon+ with, QK-clip, a polar function for Hopper GPUs and a recorder.
 
 A rule becomes an optimizer by ``omp.optimizer(omp.contrib.NorMuon(beta2=0.9), 0.02)``.
 """
@@ -7,6 +7,7 @@ from optax_muonplus.contrib._adamh import adamh as adamh
 from optax_muonplus.contrib._adamuon import AdaMuon as AdaMuon
 from optax_muonplus.contrib._aurora import Aurora as Aurora
 from optax_muonplus.contrib._aurora import scale_by_aurora as scale_by_aurora
+from optax_muonplus.contrib._hopper_polar import hopper_polar as hopper_polar
 from optax_muonplus.contrib._hyperball import Hyperball as Hyperball
 from optax_muonplus.contrib._hyperball import hyperball as hyperball
 from optax_muonplus.contrib._hyperball import scale_by_muon as scale_by_muon
