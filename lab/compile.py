@@ -1,7 +1,7 @@
 """What XLA reports of a run on an absent machine: `python -m lab.compile RECIPE --for h100:8`.
 
-It trains nothing. The programs of the run are compiled for the machine, from shapes alone, by its
-own compiler. That is done in a process of its own: its environment differs, and a compiler may die.
+It trains nothing. The machine's own compiler compiles the programs of the run, from shapes alone.
+That is done in another process: its environment differs, and a compiler may die.
 """
 
 import argparse

@@ -8,7 +8,7 @@ The file holds trainings of a GPT, of a LLaMA, or of both, with Muon+ of some no
 - `FAMILY/losses/NORM` (steps,): the loss of each step before its update, mean of micro-batches.
 
 The trainer repeats them with its own model, loss, micro-batches, clipping, schedule and optimizer.
-What the file does not say is a flag, whose default is that of the paper's code.
+What the file lacks is a flag, with the default of the paper's code.
 """
 
 import dataclasses
@@ -60,7 +60,7 @@ PUBLISHED = OptimizerConfig(
     adam_eps_before_correction=True,
     warmup_start=0.0,
 )
-"""The optimizer as the paper's code has it; norm and schedule are those of a training."""
+"""The optimizer of the paper's code; norm and schedule are those of a training."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Parity:
     file: tyro.conf.Positional[Path]
     """The .npz file with the trainings."""
     heads: Count
-    """Attention heads of the models, which their parameters do not say."""
+    """Attention heads of the models, which their parameters do not show."""
     tolerance: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2)] = (1e-4, 1e-3)
-    """The largest difference of a logit, and the largest relative difference of a step's loss; one
-    number is for both."""
+    """The largest difference of a logit, and the largest relative difference of a step's loss. One
+    number stands for both."""
     gpt_schedule: Literal["constant_linear", "warmup_cosine"] = "constant_linear"
     """How the rates of a GPT move."""
     gpt_floor: Share = 0.1
@@ -101,7 +101,7 @@ class Model(NamedTuple):
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file; raises `UserError` if it is none of numbers."""
+    """The arrays of a file; raises `UserError` if they are not numbers."""
     with path.open("rb") as file:
         if not zipfile.is_zipfile(file):
             raise UserError(f"{path} is not an .npz file: {FORM}.")

@@ -51,7 +51,7 @@ def measured(records: Sequence[Mapping[str, Any]]) -> Steps:
 
 
 def keep(sweep: Path) -> dict[Trial, Steps]:
-    """The measures of a sweep, those of runs that are still on this machine added to the file."""
+    """The measures of a sweep; those of runs on this machine are added to the file."""
     known = {
         Trial(Method(**r["method"]), r["rate"], r["seed"]): Steps(r["spikes"], r["gradient"])
         for r in files.read_json_lines(sweep / STEPS)

@@ -33,9 +33,9 @@ def param_remainders(
       w_{t+1} = \mathrm{bfloat16}(w_t + r_t + u_t), \qquad
       r_{t+1} = (w_t + r_t + u_t) - w_{t+1}
 
-    The remainder is the difference of the bits as integers of 16 bits: with the parameter it has
-    all bits of a float32, except that a tie loses one unit in the last place. Forward and backward
-    pass read 2 bytes. This is ``store_param_remainders`` of NVIDIA's ``FusedAdam``.
+    The remainder is the difference of the bits, a 16-bit integer. With the parameter it holds all
+    bits of a float32, except that a tie loses one unit in the last place. Forward and backward
+    passes read 2 bytes per element. This is ``store_param_remainders`` of NVIDIA's ``FusedAdam``.
 
     Updates of such parameters are float32, the difference to the new value, which
     ``optax.apply_updates`` adds without rounding. Do not cast them. Parameters in float32 and wider
@@ -49,7 +49,7 @@ def param_remainders(
         parameters, and gathered updates have the dtype of ``inner``.
 
     Returns:
-      A transformation with the state of ``inner``, and 2 bytes for each element in bfloat16.
+      A transformation with the state of ``inner``, plus 2 bytes for each element in bfloat16.
 
     Raises:
       ValueError: at init, for parameters in float16 or 8 bits; at update, without ``params``.

@@ -124,8 +124,8 @@ def _read(what: str, state: optax.OptState, params: optax.Params) -> list[_Leaf]
     if len({*known}) < len(known):
         role, name = next(x for x in known if known.count(x) > 1)
         raise ValueError(
-            f"{what} has several arrays that are the {role} of {name}. Pass the part of the state"
-            " that holds the one you mean."
+            f"{what} has several arrays that are the {role} of {name}. Pass only the part of the"
+            " state with the one you mean."
         )
     if not known:
         raise ValueError(
@@ -186,7 +186,7 @@ def _count(leaf: _Leaf, old: list[_Leaf]) -> _Leaf | None:
         shown = ", ".join(f"{x.name} is {x.value}" for x in best)
         raise ValueError(
             f"Counts of old_state differ, and each could be that of {leaf.name} in new_state:"
-            f" {shown}. Pass the part of the state that holds the one you mean."
+            f" {shown}. Pass only the part of the state with the one you mean."
         )
     return best[0] if best else None
 

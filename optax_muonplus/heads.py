@@ -125,8 +125,8 @@ def _numbers(layout: MatrixLayout, size: int | None) -> DimensionNumbers:
     if numbering:  # in all known conventions the last axis is one head
         if size not in (None, layout.shape[axis]):
             raise ValueError(
-                f"the shape says that a head has {layout.shape[axis]} outputs, and head_size is"
-                f" {size}. Where sizes differ, give omp.per_head({{pattern: head_size, ...}})."
+                f"a head has {layout.shape[axis]} outputs by its shape, but head_size is {size}."
+                " Where sizes differ, give omp.per_head({pattern: head_size, ...})."
             )
         if layout.split_axis in numbering:  # each index is a head, so blocks do not matter
             layout = dataclasses.replace(layout, split_axis=None, split_sizes=())
@@ -134,8 +134,8 @@ def _numbers(layout: MatrixLayout, size: int | None) -> DimensionNumbers:
     blocks = layout.split_sizes or (layout.shape[axis],)
     if size is None or layout.split_axis not in (None, axis) or any(n % size for n in blocks):
         raise ValueError(
-            f"heads lie side by side among {' + '.join(map(str, blocks))} outputs, and head_size"
-            f" {size} does not cut them. Give omp.per_head(head_size), d_model / heads in most"
+            f"heads lie side by side among {' + '.join(map(str, blocks))} outputs, which head_size"
+            f" {size} does not divide. Give omp.per_head(head_size), d_model / heads in most"
             " models, or omp.per_head({pattern: head_size, ...}) where sizes differ."
         )
     cut = tuple(size for block in blocks for _ in range(block // size))

@@ -38,9 +38,10 @@ class Int8MomentumState(NamedTuple):
 
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of an array's scales: its own, with one axis divided by a block length."""
-    # The axis is the one with the longest block of at most BLOCK elements. Among equals the last
-    # but the very last is taken, which a TPU would copy to cut it. If all blocks are short, as for
-    # prime sides, the whole last axis is a block. Only the shape matters: a state fits every mesh.
+    # The axis is the one with the longest block of at most BLOCK elements. Among equals it is the
+    # last one other than the final axis, which a TPU would copy to cut. If all blocks are short, as
+    # for prime sides, the whole last axis is a block. Only the shape matters: a state fits every
+    # mesh.
     if not shape or not math.prod(shape):
         return shape
     longest = [max(b for b in range(1, min(n, BLOCK) + 1) if n % b == 0) for n in shape]
@@ -51,7 +52,7 @@ def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def quantize(x: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Returns the codes of a real array, and its scales, of ``shape``: largest entries over 127."""
+    """Returns the codes of a real array, and its scales of ``shape``: largest entries / 127."""
     # A block of zeros, or of numbers below 1e-36, has scale and codes 0.
     blocks, axis = _in_blocks(x, shape)
     most, least = (f(blocks, axis=axis, keepdims=True) for f in (jnp.max, jnp.min))
@@ -67,7 +68,7 @@ def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
     if not isinstance(scales, jax.core.Tracer) and not jnp.all(scales >= 0):
         raise ValueError(
             f"A momentum in eight bits has scales of shape {scales.shape} that are negative or NaN:"
-            " it was damaged, or a gradient was not finite. Go on from an earlier state."
+            " it was damaged, or a gradient was not finite. Continue from an earlier state."
         )
     blocks, axis = _in_blocks(codes, scales.shape)
     x = blocks.astype(jnp.float32) * jnp.expand_dims(scales, axis)
@@ -76,7 +77,7 @@ def dequantize(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 def zero_scales(codes: jax.Array) -> jax.Array:
     """Returns the scales of an array of zeros, with the sharding of its codes."""
-    # Each is a code of its block: XLA would compute maxima of zeros when it compiles.
+    # Each is taken from the codes: XLA would compute maxima of zeros when it compiles.
     strides = [n // max(k, 1) for n, k in zip(codes.shape, scales_shape(codes.shape), strict=True)]
     some = jax.lax.slice(codes, [0] * codes.ndim, codes.shape, [max(s, 1) for s in strides])
     return some.astype(jnp.float32)
@@ -140,7 +141,7 @@ def widen(state: Any) -> Any:
 
 
 def store_like(state: Any, like: Any) -> Any:
-    """Inverts :func:`widen`: stores each momentum in eight bits that ``like`` does."""
+    """Inverts :func:`widen`: stores in eight bits each momentum that ``like`` stores so."""
 
     def narrow(old: Any, x: Any) -> Any:
         if not isinstance(old, Int8MomentumState):

@@ -102,7 +102,8 @@ def muonplus(
         **Matrices**
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"cubic"`` (fewer
         products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps, at least 1. None means 5 of a table, or all of your rows.
+      ns_steps: Newton-Schulz steps, from 1 to 100; None means 5. For several rows of your own,
+        pass their number.
       beta: momentum decay, in [0, 1).
       eps: not negative; added to the norm that divides the momentum before the iteration.
       weight_decay: decoupled, not negative, number or schedule; multiplied by the learning rate,
@@ -111,7 +112,8 @@ def muonplus(
       mu_dtype: dtype of the momentum; None means the parameter's. ``"int8"`` takes 1.02 bytes per
         element. If it is given, a state of another dtype is an error.
       norm: ``"none"`` (Muon), ``"col"``, ``"row"`` (a row has the weights of one output unit),
-        ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side).
+        ``"col_row"`` (columns, then rows), ``"row_col"`` or ``"long"`` (the longer side). The side
+        named last ends with equal norms.
       norm_eps: not negative; inside the root of row and column norms.
       match_frobenius: restores the Frobenius norm from before the normalization.
       shape_scale: ``"spectral"`` sqrt(m/n), ``"max"`` sqrt(max(1, m/n)) or ``"none"``.
@@ -171,11 +173,11 @@ def muonplus(
     Raises:
       ValueError: when built, for unknown options, too few or divergent coefficients, dtypes that
         are not floating-point of at least 16 bits, numbers out of range or not finite, and AdamW's
-        arguments beside ``others``; at init, for dimension numbers that do not fit, leaves of three
-        or more axes that no rule fits, and integer parameters; at an update, for gradients with
+        arguments beside ``others``. At init, for dimension numbers that do not fit, leaves of three
+        or more axes that no rule fits, and integer parameters. At an update, for gradients with
         another shape than their parameter, integer gradients, complex ones of a real parameter,
-        and the state of another optimizer; at both, for an array that may be one shard of a matrix
-        inside ``jax.shard_map``. Paths and remedies are in the message.
+        and the state of another optimizer. At both, for an array that may be one shard of a matrix
+        inside ``jax.shard_map``. The message has paths and remedies.
 
     Under ``optax.inject_hyperparams`` put functions, ``ns_steps``, and dtypes that are not strings
     into ``static_args``.

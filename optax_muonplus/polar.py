@@ -1,7 +1,7 @@
 """Polar factors of matrices: functions on arrays ``(*batch, out, in)``.
 
 For ``M = U S V^H`` the polar factor is ``U V^H``, the semi-orthogonal matrix closest to ``M``. The
-result is the same for ``c * M`` with any positive number ``c``, and a zero matrix gives zeros: each
+result is the same for ``c * M`` with any positive number ``c``, and a zero matrix gives zeros. Each
 matrix is first divided by a power of two near its largest entry, which keeps it in range.
 
 :class:`Orthogonalize` holds all choices. Called, it computes the definition; :func:`polar_factor`

@@ -49,7 +49,7 @@ MAXTEXT: tuple[_PathRule, ...] = (
     ),
     _matrix("qkv_proj/kernel", "attention: in, part, (heads head)", "MaxText"),
 )
-"""Experts and fused attention of MaxText, whose arrays have names that elsewhere are modules'.
+"""MaxText's experts and fused attention, whose arrays have the names of modules elsewhere.
 With scanned layers also pass ``layer_axes={"layers": 1}``."""
 
 _ATTENTION = r"(*_)?(att(entio)?n|mha|kda|delta_?net)(_*|\d+)?/(*/)?"
@@ -67,5 +67,6 @@ MOE: tuple[_PathRule, ...] = (
     _adamw(rf"block_inject_weight{_LEAF}", "a number for each branch", library="Qwen"),
 )
 """AdamW for what Qwen3.8-Flash-Next (arXiv:2608.30320, section 3.1) keeps off Muon: routers, output
-gates of attention, and the low-rank maps of its residual stream. A router named ``gate`` is told
-from the gate of a feed-forward layer by its neighbours. DeepSeek-V4 has routers on Muon."""
+gates of attention, and the low-rank maps of its residual stream. A router named ``gate`` is
+distinguished from the gate of a feed-forward layer by its neighbours. DeepSeek-V4 trains routers
+with Muon."""

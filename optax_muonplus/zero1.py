@@ -122,8 +122,8 @@ def _find_cuts(
     axes = {name for x in lying if x is not None for name in x.mesh.axis_names}
     if sharding is None and None in known and traced:
         raise ValueError(
-            "It is not known how parameters lie on the mesh, since axes are Auto under jax.jit."
-            " Pass sharding= too, with the shardings of the parameters."
+            "The shardings of parameters are not known: under jax.jit, arrays on Auto axes have"
+            " none. Pass sharding= too."
         )
     if axes and not axes.issuperset(names):  # on one device there may be no mesh
         raise ValueError(

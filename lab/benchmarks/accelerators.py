@@ -1,9 +1,9 @@
 """An update compiled for accelerators that are not there: `python -m lab.benchmarks.accelerators`.
 
-Nothing is run. The compilers are those of the accelerators, and the figures are what they wrote:
-of a GPU the bytes and kernels beside the products, of a TPU libtpu's cycles without collectives.
-Loops count as often as they run, and a conditional with its most expensive branch: where devices
-differ, figures are upper bounds. `--help` lists the options.
+Nothing is run. The accelerators' own compilers wrote the figures: for a GPU the bytes and kernels
+beside the products, for a TPU libtpu's cycles without collectives. Loops count as often as they
+run, and a conditional with its most expensive branch: where devices differ, figures are upper
+bounds. `--help` lists the options.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ class Config(trees.Options):
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of parameters and gradients, and so of Optax's products."""
+    """Dtype of parameters and gradients, and so of Optax's products."""
     products: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """Of this package's products; on a GPU, XLA rounds operands of float32 to TF32."""
+    """Dtype of this package's products; on a GPU, XLA rounds operands of float32 to TF32."""
     rows: tuple[str, ...] = (REFERENCE, "omp.muon", "omp.muonplus")
     """Which rows to compile: optax.contrib.muon, omp.muon with Optax's update, omp.muonplus, or
     this with `:col_row` or `:cubic`."""

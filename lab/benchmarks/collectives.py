@@ -39,7 +39,7 @@ class Config(trees.Options):
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     state_over: str = ""
-    """A mesh axis of replicas over which the state is sharded too: adds a row with that."""
+    """A mesh axis of replicas; adds a row with the state sharded over it."""
     rivals: bool = True
     """Also compile Optax's Muon, and Muon+ without `sharding=`. Both take long for many layers."""
 
@@ -89,7 +89,7 @@ def optimizers(config: Config, placed: Any) -> dict[str, optax.GradientTransform
 
 
 def cut_state(config: Config, placed: Any) -> Any:
-    """Shapes that lie as a state over ``config.state_over`` does."""
+    """Shapes that are sharded as a state over ``config.state_over`` is."""
     sharding = jax.tree.map(lambda x: x.sharding, placed)
     shardings = omp.transforms.state_layout(sharding, config.state_over)(placed)
     return jax.tree.map(lambda x, s: x.update(sharding=s), placed, shardings)

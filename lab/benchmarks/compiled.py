@@ -17,7 +17,7 @@ class Compiled(NamedTuple):
     state: Any
 
     def figures(self) -> dict[str, Any]:
-        """Returns what the compilation tells: seconds, bytes of one device, those of all state."""
+        """Returns figures of the compilation: seconds, bytes of one device, bytes of all state."""
         memory = self.program.memory_analysis()
         return {
             "temporary_bytes": memory.temp_size_in_bytes,
@@ -54,7 +54,7 @@ def compile_update(
 
 
 class Update:
-    """An update ready to run: each call goes on from the state of the call before."""
+    """An update ready to run: each call continues from the state of the call before."""
 
     def __init__(self, tx: optax.GradientTransformation, params: Any, grads: Any):
         compiled = compile_update(tx, params, donated=True)

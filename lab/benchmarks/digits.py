@@ -1,8 +1,8 @@
 """Three networks on scikit-learn's digits, one name changed: `python -m lab.benchmarks.digits`.
 
 An MLP, a CNN and a ViT in Flax Linen are trained with warm-up, cosine, clipping and weight decay.
-Only the optimizer differs, and the second rate, of what is no matrix: left out, so that it is the
-matrices' own, or given. In a seed all methods have the same initial parameters and batches.
+Only the optimizer differs, and the second rate, for parameters that are not matrices. If it is left
+out, it is the matrices' rate. For a seed all methods have the same initial parameters and batches.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ class Config:
     methods: tuple[str, ...] = tuple(METHODS)
     """Some of optax.contrib.muon, omp.muonplus and optax.adamw."""
     rates: tuple[float, ...] = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16)
-    """Peak learning rates; of optax.adamw a tenth of each."""
+    """Peak learning rates; optax.adamw gets a tenth of each."""
     second_rates: tuple[float, ...] = (0.0, 0.003, 0.01, 0.03)
-    """Peak learning rates of what is no matrix; 0 leaves the argument out."""
+    """Peak learning rates of other parameters; 0 leaves the argument out."""
     seeds: tuple[int, ...] = tuple(range(8))
     """Seeds of the initial parameters and of the batches."""
     steps: int = 100
@@ -49,7 +49,7 @@ class Config:
     batch_size: int = 64
     """Images in a step."""
     weight_decay: float = 0.1
-    """Of the matrices and of the rest."""
+    """Weight decay of all parameters."""
     out: Path | None = None
     """Folder for the JSON file; nothing is written without it."""
 

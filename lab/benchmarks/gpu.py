@@ -1,10 +1,10 @@
-"""What a machine with one GPU tells in four minutes: `python -m lab.benchmarks.gpu`.
+"""Measures the update on one GPU in four minutes: `python -m lab.benchmarks.gpu`.
 
     pip install -e '.[cuda13]' -r requirements/examples.txt && python -m lab.benchmarks.gpu
 
 It times whole updates beside those of Optax and, where torch is installed, of `torch.optim.Muon`,
-in one process for each part, and says what kernels of three classes take. Each part has its own
-time: one that fails, hangs or dies says so, its rows up to there are kept, and the others run. The
+in one process for each part, with the time that kernels of three classes take. Each part has its
+own time limit. If one fails, hangs or dies, its rows up to there are kept, and the others run. The
 JSON file is written after each row. `--toy` shows on any machine that the parts run. `.ci/gpu` runs
 the core's tests there, which compare polar factors with float64.
 """
@@ -27,7 +27,7 @@ from lab.compiled_programs import child
 
 Row = dict[str, Any]
 PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0}
-"""Part to the seconds that it may take; those before are worth more."""
+"""The seconds that each part may take; earlier parts are worth more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def main(config: Config) -> Row:
         return {}
     record: Row = {**records.describe_command("lab.benchmarks.gpu", config), "rows": []}
     end = time.monotonic() + config.budget_s
-    # torch shares the GPU, of which JAX would take three quarters.
+    # JAX would take three quarters of the GPU, which torch shares.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
     for part in config.parts:
         limit_s = min(PARTS[part], end - time.monotonic())

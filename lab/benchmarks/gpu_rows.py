@@ -1,7 +1,7 @@
 """What `lab.benchmarks.gpu` measures, a generator of rows for each part.
 
-A row has a name, and what was found: ``median_s``, ``of_reference`` (the median over rounds of its
-time over that of Optax's update), and seconds of one update by class of kernel.
+A row has a name, and what was found: ``median_s``, ``of_reference`` (its time over that of Optax's
+update, median over rounds), and seconds of one update by class of kernel.
 """
 
 import functools

@@ -27,7 +27,7 @@ def simulated(text: str) -> Mesh:
 
 
 def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
-    """Gives shapes their shardings: matrices as ``spec`` says, everything else replicated.
+    """Gives shapes their shardings: ``spec`` for matrices, everything else replicated.
 
     Experts, of leaves ``(experts, in, out)``, are cut in the same way.
     """
@@ -44,7 +44,7 @@ def placed(shapes: Any, mesh: Mesh, spec: str) -> Any:
 def _matrix_cuts(
     shape: tuple[int, ...], axes: Sequence[str], mesh: Mesh
 ) -> list[tuple[str, ...] | None]:
-    """Axis i of a matrix is cut along ``axes[i]`` where that divides it, else the other axis is.
+    """Cuts axis i of a matrix along ``axes[i]`` if that divides it, and else the other axis.
 
     JAX cannot cut an axis into unequal parts.
     """

@@ -36,6 +36,6 @@ def interleaved(
 
 
 def median_and_quartiles(seconds: np.ndarray) -> dict[str, Any]:
-    """Returns what a record says of the times of one program."""
+    """Returns the entries of a record for the times of one program."""
     low, median, high = np.quantile(seconds, [0.25, 0.5, 0.75])
     return {"median_s": float(median), "quartiles_s": [float(low), float(high)]}

@@ -3,8 +3,8 @@
 The text is `data/tinyshakespeare/input.txt` of karpathy/char-rnn @6f9487a. Published: 1.88, of
 karpathy/nanoGPT @23a8e70, README, "I only have a macbook", when the weight decay there was 0.01 and
 embeddings had none. Each row has the rates that seeds 0 to 2 chose from a grid
-(`lab/results/benchmarks/yardsticks`), and ten other seeds answer. Under Muon and Muon+ what is no
-matrix gets NAdamW, as under Optax's Muon. The same command goes on after a stop, and several
+(`lab/results/benchmarks/yardsticks`), and ten other seeds answer. Under Muon and Muon+ other
+parameters get NAdamW, as under Optax's Muon. After a stop the same command continues, and several
 processes share the runs.
 """
 
@@ -82,7 +82,7 @@ class Config:
     steps: int = 2000
     """Steps of a run."""
     runs_dir: Path = Path("runs")
-    """Folder for the runs, which go on from there."""
+    """Folder for the runs, which continue from there."""
     out: Path | None = None
     """Folder for the JSON file; nothing is written without it."""
 
@@ -133,7 +133,7 @@ def write_split(text: str, folder: Path) -> None:
 
 
 def sweep_of(name: str, config: Config, folder: Path) -> NewSweep:
-    """The runs of a row: as nanoGPT has it, but for windows that do not overlap."""
+    """The runs of a row: as in nanoGPT, except for windows that do not overlap."""
     entry, text = ENTRIES[name], folder / "text"
     grid = Grid(
         (entry.optimizer,),

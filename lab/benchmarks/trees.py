@@ -1,7 +1,7 @@
 """Shapes of the parameters of the paper's models and of a mixture of experts, in Flax's names.
 
-Query, key and value are three matrices, where the GPT of the paper's code has one. The mixture has
-in each layer one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are
+Query, key and value are three matrices, where the GPT of the paper's code has one. Each layer of
+the mixture has one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are
 those of DeepSeekMoE 16B's routed experts (arXiv:2401.06066).
 """
 

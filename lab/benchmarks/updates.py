@@ -66,7 +66,7 @@ OF_MATRICES: dict[str, Any] = {
     "norm": "col_row", "shape_scale": "spectral", "match_frobenius": False, "nesterov": True,
 }  # fmt: skip
 PUBLISHED: dict[str, Any] = {**OF_MATRICES, "adam_nesterov": True}
-"""The form of every row that says no other: the defaults of `muonplus` changed."""
+"""The form of every row without its own: arguments unlike the defaults of `muonplus`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def links() -> dict[str, Callable[..., optax.GradientTransformation]]:
 
 
 def where_of(given: dict[str, Any]) -> omp.Matrices:
-    """What says who is a matrix, of the arguments of `omp.muonplus`."""
+    """The arguments of `omp.muonplus` that decide which parameters are matrices."""
     numbers = given["muon_weight_dimension_numbers"]
     return omp.Matrices(weight_dimension_numbers=numbers, sharding=given.get("sharding"))
 

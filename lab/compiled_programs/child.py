@@ -18,8 +18,8 @@ def process(
     """Runs a command, and kills it after ``limit_s`` seconds or at the end of the context.
 
     Yields:
-      The lines of JSON that it prints, as they come, and a function that waits for its end and says
-      how it ended: empty if all is well.
+      The lines of JSON that it prints, as they come, and a function that waits for its end and
+      returns how it ended: empty if all is well.
     """
     with contextlib.ExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))

@@ -29,7 +29,7 @@ RECEIVED = {
 }
 
 
-# What no formula here is for.
+# Kinds without a formula here.
 _OTHERS = re.compile(r"ragged-all-to-all.*|collective-broadcast.*|send|recv")
 
 
@@ -99,7 +99,7 @@ def _iota(dims: str, order: str | None) -> np.ndarray:
 
 
 def _of_mesh(mesh: str, order: str, axes: str) -> list[list[int]]:
-    """Groups along axes as in ``'a','b':(2)4``: along all of `a`, and of `b` 4 inside of each of 2.
+    """Groups along axes, as in ``'a','b':(2)4``: all of `a`, and 4 of `b` inside each of 2.
 
     Empty if there are no axes, or the devices are in an order that is not understood.
     """

@@ -1,6 +1,6 @@
 """What one device does in a program that XLA compiled for a GPU: kernels, bytes, products.
 
-Nothing is taken off where arrays stay in a cache.
+Arrays that stay in a cache count in full.
 """
 
 import collections
@@ -29,7 +29,7 @@ _SLICES = ("slice", "dynamic-slice", "gather")
 
 
 def most_work(program: Program) -> Work:
-    """The work of a device, with the branch of most bytes of a conditional.
+    """The work of a device, with the branch of a conditional that moves most bytes.
 
     The keys are ``("kernels", kind)``, ``("bytes", kind)`` and ``("operations", "products")``,
     where the kind is ``products``, ``reductions``, ``moves`` or ``arithmetic``; and those of
@@ -64,12 +64,12 @@ def _kind(program: Program, x: Instruction) -> str:
 
 
 def _bytes(program: Program, x: Instruction, operands: list[tuple[Shape, ...]]) -> int:
-    """Bytes that one kernel reads and writes; of an array that it only cuts, the part it cuts."""
+    """Bytes that one kernel reads and writes. An array that it cuts counts with that part."""
     if x.opcode == "fusion":
         return _Fused(program.computations[x.called[0]]).bytes()
     opcode = x.opcode.removesuffix("-start")
     if opcode in _SLICES or opcode == "copy":
-        # What begins here and ends elsewhere returns its operands too, and then the result.
+        # An instruction that ends elsewhere returns its operands too, and then the result.
         place = len(operands) if opcode != x.opcode else 0
         return 2 * int(size_in_bytes(x.shapes[place : place + 1]))
     if opcode == "dynamic-update-slice":

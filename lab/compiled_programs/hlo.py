@@ -106,7 +106,7 @@ class Program(NamedTuple):
 def read_program(compiled: Any) -> Program:
     """The program of ``jax.jit(...).lower(...).compile()``.
 
-    ``compiled.as_text()`` is no help: operands have shapes there, and shapes have layouts.
+    ``compiled.as_text()`` does not serve: operands have shapes there, and shapes have layouts.
     """
     (module,) = compiled.runtime_executable().hlo_modules()
     options = _hlo.HloPrintOptions()

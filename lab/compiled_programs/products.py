@@ -42,7 +42,7 @@ def cost(program: Program, computation: Computation, x: Instruction) -> Work:
 
 
 def operations(program: Program, computation: Computation, x: Instruction) -> int:
-    """Of an instruction; of a fusion, those of the instructions in it.
+    """Operations of an instruction, or of all instructions in a fusion.
 
     Raises:
       ValueError: for a product by a library or a kernel that cannot be counted.

@@ -2,7 +2,7 @@
 
 XLA's GPU compiler needs a description of the device and no driver. libtpu knows its devices by
 name. Nothing can be run, and nothing is tuned by trying: products on a GPU are therefore calls of
-cuBLASLt here, in place of Triton kernels with untuned tiles. Do not ship a program compiled so.
+cuBLASLt here, in place of Triton kernels with untuned tiles. Do not ship such a program.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ runtime_version {{ major: 13 minor: 0 }}
 dnn_version_info {{ major: {CUDNN["major"]} minor: {CUDNN["minor"]} }}
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-# Bytes of one device. Of TPUs they are those of Google Cloud's pages.
+# Bytes of one device; TPUs' are from Google Cloud's pages.
 MEMORY = {"h100": 84929347584, "v5e": 16 * 2**30, "v5p": 95 * 2**30, "v6e": 32 * 2**30}
 
 _TPU_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
@@ -136,7 +136,7 @@ def environment(target: Target) -> dict[str, str]:
 
     JAX must not look for devices or metadata of a cloud, and must not read programs that were
     compiled before, since the time to compile is a figure. XLA's flags are left out. For the CPU of
-    this machine all is as it is for other programs here, but for the number of devices.
+    this machine only the number of devices differs from other programs here.
     """
     cpu = {"JAX_PLATFORMS": "cpu"}
     if target.kind == "cpu":
@@ -158,7 +158,7 @@ def assume_cudnn() -> None:
     """Lets JAX trace cuDNN's attention in this process, which only compiles.
 
     JAX looks for the library first, but XLA needs none to compile. It may then choose the sizes of
-    workspaces by what the library says; without it they are 0.
+    workspaces by the library's answers; without it they are 0.
     """
     version = 10_000 * CUDNN["major"] + 100 * CUDNN["minor"]
     with contextlib.suppress(ImportError):  # not public; without it, it is not traced

@@ -16,7 +16,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"?(\d+)')
 
 
 def most_work(program: Program) -> Work:
-    """The work of a device, with the branch of most estimated cycles of a conditional.
+    """The work of a device, with the branch of a conditional that takes most cycles.
 
     The keys are ``("operations", "products")``, ``("cycles", opcode)`` and ``("kernels", opcode)``
     for instructions that have an estimate, and those of :func:`collectives.cost`.

@@ -31,7 +31,7 @@ def report(machine: str, *words: str) -> int:
         targets.assume_cudnn()
     mesh = sharding.make_mesh(asked.machine.mesh, list(targets.devices(target)))
     check_rows(config, mesh)
-    # Compiled, which types do not say.
+    # Compiled, which types do not show.
     program: Any = make_functions(config, vocabulary(config), mesh)
     rows, fewer = (rows_of(config, parts, mesh) for parts in (1, config.accumulate))
     rates = optimizers.Rates(0.0, 0.0)

@@ -1,9 +1,8 @@
 """Adds up what one device does in a compiled program, instruction by instruction.
 
-What an instruction costs is for the caller to say: `products.py` counts products and collectives,
-`gpu.py` kernels and bytes, `tpu.py` the compiler's own estimates. Here loops multiply. Of a
-conditional the branch with the most work counts, so that a figure is an upper bound for a device
-that takes another one.
+The caller gives the cost of an instruction: `products.py` counts products and collectives, `gpu.py`
+kernels and bytes, `tpu.py` the compiler's own estimates. Work in a loop counts once per iteration.
+A conditional counts with its most expensive branch, an upper bound for a device that takes another.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ Cost = Callable[[Computation, Instruction], Work]
 
 _CALLS = ("call", "async-start")
 
-# What begins here and ends elsewhere, and is counted where it begins.
+# Instructions that end in another one, and are counted where they begin.
 _STARTS = {
     "async-start", "copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start",
     "all-gather-start", "all-reduce-start", "collective-permute-start", "all-to-all-start",
@@ -32,12 +31,12 @@ def total(work: Work, what: str) -> float:
 
 
 def of_kinds(work: Work, what: str) -> dict[str, float]:
-    """How much there is of each kind of ``what``."""
+    """The amount of each kind of ``what``."""
     return {kind: amount for (name, kind), amount in work.items() if name == what}
 
 
 def most_work(program: Program, cost: Cost, measure: str) -> Work:
-    """The most that a device does; of a conditional the branch with most of ``measure``.
+    """The most that a device does; a conditional takes the branch with most of ``measure``.
 
     Raises:
       ValueError: if a loop that does something runs for an unknown number of iterations, or for

@@ -2,7 +2,7 @@ r"""Computes how unequal the rows and columns of matrices ``(*batch, out, in)`` 
 
 A row holds the weights of one output unit, a column those of one input feature. The command
 ``python -m lab.paper.imbalance`` follows a random matrix of each shape from the momentum to
-the update: polar factors amplify the variance of norms, keep some of their order, and a
+the update. Polar factors amplify the variance of norms and keep some of their order; a
 normalization takes the variance away.
 
 Source: the sections "Update Imbalance Caused by Muon's Polar Iterations" and "Positive Correlation

@@ -29,7 +29,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A sum of terms, whose factors add up to zero, and what was said of it before the runs."""
+    """A sum of terms, whose factors add up to zero, and what was predicted before the runs."""
 
     __pydantic_config__ = STRICT
 
@@ -41,7 +41,7 @@ class Contrast:
 
     @pydantic.model_validator(mode="after")
     def fitting(self) -> "Contrast":
-        """Refuses a sum that is no difference."""
+        """Refuses a sum that is not a difference."""
         if not self.terms or not abs(sum(term.factor for term in self.terms)) < 1e-6:
             raise ValueError(f"{self.name}: give terms whose factors add up to zero")
         return self
@@ -75,7 +75,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A mean over cells whose true differences vary, and where that of a new cell lies."""
+    """A mean over cells whose true differences vary, with the interval of a new cell."""
 
     mean: float
     half_width: float

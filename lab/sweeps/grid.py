@@ -55,7 +55,7 @@ class Grid:
 
     @pydantic.model_validator(mode="after")
     def fitting(self) -> "Grid":
-        """Refuses a polar step or a first rate that there is not."""
+        """Refuses a polar step or a first rate that does not exist."""
         for ortho in self.orthos:
             polar_step(ortho)
         for method in methods(self) if self.start is not None else ():

@@ -1,4 +1,4 @@
-"""Checks of parameters, gradients and states, which name the wrong leaves."""
+"""Checks of parameters, gradients and states. Errors name the leaves at fault."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -25,28 +25,28 @@ def check_only_matrices(leaves: Sequence[LeafInfo]) -> None:
     others = [leaf.name for leaf in leaves if leaf.layout is None]
     if others:
         raise ValueError(
-            f"Not matrices: {', '.join(others)}. This transformation is for matrices only: leave"
-            " the others to AdamW with optax_muonplus.muonplus, or with optax.partition and"
-            " optax_muonplus.partition_labels; or give these leaves dimension numbers."
+            f"Not matrices: {', '.join(others)}. This transformation is for matrices only. Leave"
+            " the others to AdamW, by optax_muonplus.muonplus or by optax.partition with"
+            " optax_muonplus.partition_labels, or give them dimension numbers."
         )
 
 
 def check_inexact(paths: Sequence[Path], dtypes: Sequence[Any]) -> None:
-    """Raises ValueError for parameters that are not floating-point of 16 bits at least."""
+    """Raises ValueError for parameters that are not floating-point of at least 16 bits."""
     pairs = zip(paths, dtypes, strict=True)
     wrong = [("/".join(path), f"({dtype})") for path, dtype in pairs if not is_supported(dtype)]
     if wrong:
         raise ValueError(
             f"Parameters must be floating-point, got {list_paths(wrong)}. Keep counters, keys and"
-            " what is stored in 8 bits out of the parameters, or freeze them: optax.partition with"
+            " 8-bit arrays out of the parameters, or freeze them: optax.partition with"
             " optax.set_to_zero(). In Equinox pass eqx.filter(model, eqx.is_inexact_array)."
         )
 
 
 def check_gradients(gradients: Any, params: Any) -> None:
     """Raises ValueError, naming the leaves, unless gradients fit their parameters."""
-    # Broadcasting would silently stretch a (1, 6) to (4, 6). Leaves are matched by path; JAX and
-    # Optax report those of one tree only.
+    # Broadcasting would silently stretch a (1, 6) to (4, 6). Leaves are matched by path. JAX and
+    # Optax report a leaf that only one tree has.
     params = gradients if params is None else params
     if jax.tree.structure(gradients) == jax.tree.structure(params):
         pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(params), strict=True)
@@ -59,16 +59,16 @@ def check_gradients(gradients: Any, params: Any) -> None:
     if wrong:
         raise ValueError(
             f"Gradients do not fit: {'; '.join(map(' '.join, wrong))}. Each must have its"
-            " parameter's shape, and be complex where that is. Call update(gradients, state,"
+            " parameter's shape, and be complex if the parameter is. Call update(gradients, state,"
             " parameters) with gradients as jax.grad returns them. Leave out what is not trained."
         )
 
 
 def _misfit(x: Any, parameter: Any) -> str:
-    """Returns why ``x`` is no gradient of ``parameter``; nothing if it is one."""
+    """Returns why ``x`` cannot be the gradient of ``parameter``; empty if it can."""
     dtype = jnp.result_type(x)
     if not is_supported(dtype):
-        return f"{dtype}, not floating-point of 16 bits at least"
+        return f"{dtype}, not floating-point of at least 16 bits"
     if np.shape(x) != np.shape(parameter):
         return f"{np.shape(x)}, its parameter {np.shape(parameter)}"
     if jnp.iscomplexobj(x) != jnp.iscomplexobj(parameter):
@@ -84,7 +84,7 @@ def mask_params_like(updates: Any, params: Any) -> Any:
 
 
 class StateCheck:
-    """Compares a state with one that the optimizer makes, and each structure only once."""
+    """Compares a state with one that the optimizer makes, once for each structure."""
 
     def __init__(self) -> None:
         self._fitting: Any = None
@@ -126,7 +126,7 @@ def _by_path(state: Any) -> dict[Path, Any]:
 
 
 def array_misfit(x: Any, other: Any) -> str:
-    """Returns why an array of a state cannot replace another; nothing if it can."""
+    """Returns why an array of a state cannot replace another; empty if it can."""
     if np.shape(x) != np.shape(other):
         return f"({np.shape(x)} for {np.shape(other)})"
     dtypes = jnp.result_type(x), jnp.result_type(other)
@@ -157,11 +157,11 @@ def wrong_state(what: str, without_params: bool = False) -> ValueError:
     """Returns the error for a state that does not fit the optimizer, or perhaps the gradients."""
     perhaps = ""
     if without_params:
-        perhaps = ", or a gradient has another shape than its parameter, which is checked by"
-        perhaps += " update(gradients, state, parameters)"
+        perhaps = ", or a gradient does not have its parameter's shape (checked by"
+        perhaps += " update(gradients, state, parameters))"
     return ValueError(
-        f"The state is of another optimizer, of other options, or of another reading{perhaps}:"
-        f" {what}. Make it for these, tx.init(parameters), or go on from it in the middle of a run:"
+        "The state is of another optimizer, of other options, or of another reading of the"
+        f" parameters{perhaps}: {what}. Make a new one by tx.init(parameters), or convert this one:"
         " state, report = optax_muonplus.take_over(state, tx.init(parameters), parameters)."
     )
 

@@ -38,9 +38,9 @@ class FusedLink:
     def update(
         self, updates: Any, state: Any, params: Any, leaves: Sequence[LeafInfo]
     ) -> tuple[optax.Updates, Any]:
-        """Returns the functions of the updates or of their momentum, and the state."""
+        """Applies the functions to the updates, or to their momentum; also returns the state."""
         arrays, treedef = jax.tree.flatten(updates)
-        functions = functions_of(self.functions)  # not kept: hyperparameters may be tracers
+        functions = functions_of(self.functions)  # made anew: hyperparameters may be tracers
         if self.momentum is None:
             operands = [Operand.of(x) for x in arrays]
         else:
@@ -68,7 +68,7 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
         shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
         if shape != probe.shape or not is_supported(dtype) or becomes_complex:
             raise ValueError(
-                f"{name}: a function on matrices must map each one (out, in) to another of its"
-                " shape, floating-point, and real if that is; for"
+                f"{name}: a function of matrices (out, in) must keep their shape, return"
+                " floating-point numbers, and real ones for real matrices; for"
                 f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )

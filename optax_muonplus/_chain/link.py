@@ -13,9 +13,9 @@ from optax_muonplus._leaves.record import LeafInfo
 
 @runtime_checkable
 class AnyLink(Protocol):
-    """An object with a state of its own, which receives a record for each leaf, all matrices."""
+    """A link with its own state. It receives a record of each leaf; all leaves are matrices."""
 
-    # Updates are those of the link before, not rounded to the dtype of the gradients; params may be
+    # Updates come from the link before, not rounded to the dtype of the gradients. Params may be
     # None.
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any: ...
@@ -29,10 +29,11 @@ class Link:
     """A base class of links that declare more than ``init`` and ``update``.
 
     Attributes:
-      momentum: its momentum; a chain has one.
-      polar_factor: its polar factor; no other follows.
-      shape_scale: its factor by shape; a chain has one.
-      makes_whole_steps: whether its updates are whole steps downhill; then it is the last link.
+      momentum: its momentum, if any; a chain has at most one.
+      polar_factor: its polar factor, if any; no other may follow.
+      shape_scale: its factor by shape, or ``"none"``; a chain has at most one.
+      makes_whole_steps: whether its updates are whole steps downhill, with the learning rate; it is
+        then the last link.
     """
 
     makes_whole_steps: ClassVar[bool] = False

@@ -1,7 +1,7 @@
-"""The meaning of the parts of a chain together, where it depends on the parts before.
+"""What a part of a chain computes, where this depends on the parts before it.
 
-Parts are values with the user's fields. This module alone decides, at each traced update, what one
-part may rely on because of others.
+Parts are values with the user's fields. Only this module, at each traced update, adapts one part to
+the others.
 """
 
 import itertools

@@ -40,9 +40,9 @@ def check_number(name: str, value: Any, kind: Kind) -> None:
         shown, advice = number.real if is_one else value, ""
         if callable(value) or isinstance(value, jax.Array):
             advice = (
-                " Only learning rates and weight decay take schedules; optax.inject_hyperparams"
-                " makes schedules of other numbers possible, and rounds them to the dtype of the"
-                " parameters unless hyperparam_dtype=jnp.float32 is passed."
+                " Only learning rates and weight decay take schedules. For other numbers use"
+                " optax.inject_hyperparams, with hyperparam_dtype=jnp.float32: otherwise it rounds"
+                " them to the dtype of the parameters."
             )
         raise ValueError(f"{name} must be {kind.words}, got {shown!r}.{advice}")
 
@@ -89,25 +89,25 @@ def floating_dtype(name: str, value: Any, other: str = "") -> np.dtype | None:
     except TypeError:
         dtype = np.dtype(object)
     if dtype != other and not is_supported(dtype):
-        words = f"a floating-point dtype of 16 bits at least{other and f', or {other}'}"
+        words = f"a floating-point dtype of at least 16 bits{other and f', or {other}'}"
         raise ValueError(f"{name} must be {words}, got {value!r}.{_static(name, value)}")
     return dtype
 
 
 def check_floating(*arrays: Any) -> None:
-    """Raises ValueError for arrays or dtypes of integers, in which results would round to zero."""
+    """Raises ValueError for integer arrays or dtypes, in which results would round to zero."""
     for x in arrays:
         dtype = jnp.dtype(getattr(x, "dtype", x))
         if not is_supported(dtype):
             raise ValueError(
-                f"Got matrices of dtype {dtype}, but results have that dtype, which must be"
-                " floating-point of 16 bits at least. Pass x.astype(jnp.float32). As polar= under"
-                " optax.inject_hyperparams a function needs static_args=('polar',)."
+                f"Got matrices of dtype {dtype}, which would be the dtype of the results too: it"
+                " must be floating-point of at least 16 bits. Pass x.astype(jnp.float32). Under"
+                " optax.inject_hyperparams, a function as polar= needs static_args=('polar',)."
             )
 
 
 @functools.lru_cache
 def is_supported(dtype: Any) -> bool:
-    """Returns whether ``dtype`` is floating-point or complex, with 16 bits at least."""
+    """Returns whether ``dtype`` is floating-point or complex, with at least 16 bits."""
     # JAX has no type promotion for floats of 8 bits.
     return jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits >= 16

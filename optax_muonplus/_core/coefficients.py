@@ -27,7 +27,7 @@ class Restarts(NamedTuple):
     bfloat16: tuple[int, ...]  # all, unless fewer were measured to be as exact
 
 
-_Column = Sequence[tuple[int, ...]]  # restarts of one step, of two, and so on
+_Column = Sequence[tuple[int, ...]]  # restarts of a run of one step, of two steps, and so on
 
 
 class Table(NamedTuple):
@@ -38,9 +38,9 @@ class Table(NamedTuple):
     at the square of any singular value. The error grows with the condition number of Q. A *restart*
     applies Q to X and recomputes R; the plain iteration restarts at every step.
 
-    Restarts for float32 and float16 come from simulated rounding. Those for bfloat16 were measured:
-    for five kinds of singular values, results were as close to the float64 polynomial as those of
-    the plain iteration.
+    Restarts for float32 and float16 come from simulated rounding. For bfloat16 they were measured:
+    for five kinds of singular values, results were as close to the float64 polynomial as with the
+    plain iteration.
     """
 
     rows: tuple[Row, ...]  # one for each step
@@ -62,7 +62,7 @@ class Table(NamedTuple):
 class Coefficients(NamedTuple):
     """The coefficients of one run of Newton-Schulz, with the safety factor of their table."""
 
-    rows: tuple[Row, ...]  # one for each step; if traced, all of a table, and the last repeats
+    rows: tuple[Row, ...]  # one for each step; if traced, a whole table, whose last row repeats
     steps: int | jax.Array
     safety_factor: float
     restarts: Restarts | None = None  # of the Gram form, if known
@@ -101,12 +101,12 @@ def for_steps(
         raise ValueError(
             f"ns_coeffs={ns_coeffs!r} has {listed} rows, too few for ns_steps={steps}, and"
             f" repeating its last row would not converge. Pass ns_steps={listed} or fewer, more"
-            " rows, or a table that extends:"
+            " rows, or a table whose last row may repeat:"
             f" {', '.join(name for name, t in TABLES.items() if t.repeats_last)}."
         )
     if steps < listed and not is_name:
         raise ValueError(
-            f"ns_coeffs has {listed} rows, of which ns_steps={steps} would leave out the last"
+            f"ns_coeffs has {listed} rows, but ns_steps={steps} would leave out the last"
             f" {listed - steps}, which bring singular values to 1. Pass ns_steps={listed}, or"
             f" {steps} rows."
         )
@@ -141,7 +141,8 @@ def _check_bounds(rows: Sequence[Row]) -> None:
     if not (x[0] > 0 and x.min() >= -2 and 0.5 <= x.max() <= 2):  # 2 is as far from 1 as 0 is
         raise ValueError(
             f"ns_coeffs must bring singular values in [0, 1] near 1, but {len(rows)} steps bring"
-            f" them to [{x.min():.3g}, {x.max():.3g}], the smallest to {x[0]:.3g}: {rows[-1]}."
+            f" them to [{x.min():.3g}, {x.max():.3g}], the smallest to {x[0]:.3g}."
+            f" Pass other rows; the last is {rows[-1]}."
         )
 
 
@@ -172,8 +173,8 @@ _DION = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# As printed, without the safety factor: each row is the odd polynomial closest to 1 on the interval
-# that the rows before it make of [1e-3, 1], with its lower end raised to 0.02407327424182761 times
+# As printed, without the safety factor. Each row is the odd polynomial closest to 1 on an interval:
+# the image of [1e-3, 1] under the rows before it, its lower end raised to 0.02407327424182761 times
 # the upper one.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -186,8 +187,8 @@ _POLAR_EXPRESS = (
     (1.875, -1.25, 0.375),
 )
 
-# As NVIDIA's Emerging-Optimizers rounds them. Each cubic maps the interval that the rows before it
-# make of [7e-3, 1] to the narrowest one whose upper end is 1.3.
+# As NVIDIA's Emerging-Optimizers rounds them. Each cubic maps the image of [7e-3, 1] under the
+# rows before it to the narrowest interval with the upper end 1.3.
 _CUBIC = (
     (3.3656576, -3.3420992),
     (2.5744352, -1.4957376),
@@ -239,7 +240,7 @@ TABLES: dict[str, Table] = {
         ((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
     ),
     # The first row maps 1 to 0.024, and values slightly above 1 to negative ones. The safety factor
-    # keeps a matrix with one singular value below 1, where bfloat16 does not change its sign.
+    # keeps the singular value of a rank-one matrix below 1, even after rounding to bfloat16.
     "cubic": Table(
         _CUBIC,
         True,

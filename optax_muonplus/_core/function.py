@@ -25,7 +25,7 @@ def adjoint(x: MatrixArray) -> MatrixArray:
 
 
 def map_matrices(function: Callable[[jax.Array], jax.Array], x: MatrixArray) -> MatrixArray:
-    """Applies a function of one matrix to each matrix of ``x``, which no sum can then mix."""
+    """Applies a function of one matrix to each matrix of ``x``; no sum can mix them."""
     for _ in x.shape[:-2]:
         function = jax.vmap(function)
     return function(x)
@@ -84,7 +84,7 @@ class MatrixFunction(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, x: MatrixArray) -> MatrixArray:
-        """Returns the function of every matrix of ``x``, an array of the same shape."""
+        """Applies the function to every matrix of ``x``; returns an array of the same shape."""
 
     @property
     def transpose_equivariant(self) -> bool:
@@ -97,12 +97,12 @@ class MatrixFunction(abc.ABC):
 
     @property
     def input_dtype(self) -> DTypeLike | None:
-        """The dtype of the first rounding, or None; it may be done earlier, to copy fewer bytes."""
+        """The dtype that inputs are rounded to first, or None: rounding early copies less."""
         return None
 
     @property
     def output_dtype(self) -> DTypeLike | None:
-        """The dtype of the last rounding before results get the dtype of the matrices, or None."""
+        """The dtype that results are rounded to before they get that of the matrices, or None."""
         return None
 
     def flops(self, shape: tuple[int, int]) -> int:

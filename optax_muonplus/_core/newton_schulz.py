@@ -39,7 +39,7 @@ def newton_schulz(
 ) -> MatrixArray:
     """Returns approximate polar factors of ``x``; for the arguments see :class:`Orthogonalize`.
 
-    ``steps`` may be traced; steps beyond ``rows`` repeat the last row, and None is one for each.
+    ``steps`` may be traced; steps beyond ``rows`` repeat the last row. None means one step per row.
     Operands and results of products have the digits of ``compute_dtype`` and the range of sums.
     """
     dtype = product_dtype(x.dtype, compute_dtype)

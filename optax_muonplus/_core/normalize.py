@@ -55,9 +55,9 @@ class Normalize(MatrixFunction):
 
     Attributes:
       norm: the sides to normalize, in order. ``"col_row"`` is row(col(X)) and ``"row_col"`` is
-        col(row(X)): the last side named ends with unit norms. ``"long"`` normalizes the longer side
-        only, rows of a tall matrix and columns of a wide one: a polar factor already has even norms
-        on the shorter side. It leaves square matrices as they are; ``"none"`` leaves all.
+        col(row(X)): the side named last ends with equal norms. ``"long"`` normalizes the longer
+        side only, rows of a tall matrix and columns of a wide one: a polar factor already has equal
+        norms on the shorter side. It does not change square matrices; ``"none"`` changes nothing.
       norm_eps: :math:`\epsilon`, in units of a squared norm. A row whose norm is far below
         :math:`\sqrt\epsilon` shrinks to zero, and a zero row stays zero. With ``norm_eps=0`` a row
         of rounding errors, such as an SVD leaves for a dead input, becomes a unit row.

@@ -38,15 +38,16 @@ class Orthogonalize(MatrixFunction):
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
-      ns_steps: number of steps: the first rows of the table, or as many rows of your own. None is
-        5, and ``optax.inject_hyperparams`` does not trace it.
+      ns_steps: number of steps, from 1 to 100. They take the first rows of a table; for several
+        rows of your own, pass their number. None means 5, and ``optax.inject_hyperparams`` does not
+        trace it.
       eps: added to the norm. With the default the result does not depend on the scale of ``x``; a
         larger one shrinks results of matrices whose norm is comparable to it.
-      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, for tables;
-        in bfloat16 it restarts at every step unless fewer are as exact), ``"svd"`` (see
-        :func:`svd`), or a function of your own of one matrix, ``(out, in) -> (out, in)``.
-        ``"auto"`` is whichever of the first two needs fewer operations for the shape, provided that
-        products are exact enough for both.
+      polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, for tables),
+        ``"svd"`` (see :func:`svd`), or a function of one matrix, ``(out, in) -> (out, in)``. In
+        bfloat16 ``"gram"`` restarts at every step unless fewer restarts are as exact. ``"auto"`` is
+        whichever of the first two needs fewer operations for the shape, provided that products are
+        exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
 
         - ``"frobenius"``: the Frobenius norm.
@@ -61,8 +62,8 @@ class Orthogonalize(MatrixFunction):
         at a zero matrix that is normalized afterwards they are NaN.
 
     Raises:
-      ValueError: for an unknown option, too few rows, or too many of your own, ``ns_steps < 1``, a
-        negative ``eps``, or a dtype that is not floating-point; when called, for integers.
+      ValueError: for an unknown option, too few rows or too many of your own, ``ns_steps`` or
+        ``eps`` out of range, or a dtype that is not floating-point; when called, for integers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -117,7 +118,7 @@ class Orthogonalize(MatrixFunction):
         return not callable(self.polar) and self.preconditioning != "aol"
 
     def flops(self, shape: tuple[int, int]) -> int:
-        """Counts the products of the definition; an SVD or a user's function is five steps."""
+        """Counts the products of the definition; an SVD or a user's function counts as 5 steps."""
         rows = self.coefficients.rows if self.is_iteration else for_steps().rows
         n, m = sorted(shape)
         return sum(4 * n * n * m + 2 * n**3 * (len(row) - 2) for row in rows)
@@ -140,7 +141,7 @@ class Orthogonalize(MatrixFunction):
 
     @property
     def output_dtype(self) -> DTypeLike | None:
-        """``compute_dtype`` in both iterations, to which the last product is rounded."""
+        """``compute_dtype`` in both iterations, which round their last product to it."""
         return self.compute_dtype if self.is_iteration else None
 
     @property

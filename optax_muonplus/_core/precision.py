@@ -24,7 +24,7 @@ def product_dtype(dtype: DTypeLike, compute_dtype: DTypeLike | None) -> jnp.dtyp
     if is_complex[0] != is_complex[1]:
         raise ValueError(
             f"compute_dtype={compute_dtype} does not go with matrices of dtype {dtype}: both must"
-            " be real, or both complex. None serves either."
+            " be real, or both complex. Pass None for either."
         )
     return jnp.promote_types(wide, compute_dtype)
 
@@ -35,7 +35,7 @@ def upcast_for_sum(x: ArrayLike) -> jax.Array:
 
 
 def sum_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    """Sums ``|x|^2`` over ``axes``, which remain, with size 1."""
+    """Sums ``|x|^2`` over ``axes``, which keep size 1."""
     x = upcast_for_sum(x)
     squares = jnp.real(x) ** 2 + jnp.imag(x) ** 2 if jnp.iscomplexobj(x) else x * x
     return jnp.sum(squares, axis=axes, keepdims=True)

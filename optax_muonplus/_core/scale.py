@@ -26,8 +26,8 @@ class ScaleByShape(MatrixFunction):
       shape_scale: ``"spectral"`` is :math:`\sqrt{m/n}` (the paper), ``"max"`` is
         :math:`\sqrt{\max(1, m/n)}` (Jordan's Muon and Optax), ``"none"`` is 1.
       consistent_rms: the RMS of the scaled matrix, in place of ``shape_scale``.
-      norm: the normalization before it, on which ``consistent_rms`` depends; ``"none"`` is an exact
-        polar factor. With None the RMS of each matrix is measured.
+      norm: the normalization before it, on which ``consistent_rms`` depends; ``"none"`` means an
+        exact polar factor. With None the RMS of each matrix is measured.
       match_frobenius: whether ``norm`` kept the Frobenius norm of the polar factor.
 
     Raises:
@@ -75,7 +75,7 @@ class ScaleByShape(MatrixFunction):
         return self.times_factor(x, *x.shape[-2:])
 
     def times_factor(self, x: MatrixArray, fan_out: int, fan_in: int) -> MatrixArray:
-        """Scales matrices of shape (fan_out, fan_in), stored so or transposed."""
+        """Scales matrices of shape (fan_out, fan_in), even if they are stored transposed."""
         if self.consistent_rms is None or self.norm is not None:
             return (x * self.factor(fan_out, fan_in)).astype(x.dtype)
         y, _ = scale_by_pow2(upcast_for_sum(x))

@@ -28,7 +28,7 @@ class MatrixBatch(NamedTuple):
 
     @property
     def program_key(self) -> tuple[Any, ...]:
-        """What batches that share a program have in common: shape, dtypes and layout."""
+        """Shape, dtypes and layout: batches with equal keys share a program."""
         arrays = tuple((x.dtype, x.shape[-2:]) for x in self.operand.arrays)
         return arrays, self.operand.dtype, self.dtype, self.result_dtype, self.transposed
 
@@ -36,7 +36,7 @@ class MatrixBatch(NamedTuple):
         return self._replace(operand=self.operand._replace(arrays=arrays))
 
     def of_arrays(self, program: Program) -> Callable[[jax.Array], jax.Array]:
-        """Returns ``program`` as a function of arrays like this one."""
+        """Returns ``program`` as a function of arrays like those of this batch."""
         return lambda x: saturating_cast(
             program(x.astype(self.dtype), self.transposed), self.result_dtype
         )

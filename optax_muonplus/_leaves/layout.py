@@ -33,7 +33,8 @@ class MatrixSpec:
       output_axis: axis or axes of the layer's output (fan-out). All other axes are batch axes, and
         every index along them is a matrix.
       split_sizes: sizes of the blocks along ``split_axis``; None is one block.
-      split_axis: the fused axis, one of the axes above; None is ``output_axis``, if only one.
+      split_axis: the fused axis, one of the axes above. None means ``output_axis``, which
+        must then be a single axis.
 
     Raises:
       ValueError: for ``split_axis`` without sizes.
@@ -60,8 +61,8 @@ DimensionNumbers = MuonDimensionNumbers | MatrixSpec
 # A tree, or prefix tree, of dimension numbers and None; or a function from parameters to one.
 DimensionNumbersTree = Any
 
-# Up to so many blocks, as of a fused QKV, are cut by slices. On Auto axes slices keep the sharding,
-# and a reshape that cuts a shard loses it. Slices of many heads would make the program long.
+# Up to this many blocks, such as a fused QKV, are cut by slices. On Auto axes slices keep the
+# sharding; a reshape that cuts a shard loses it. Slices of many heads would make the program long.
 _FEW = 4
 
 
@@ -130,7 +131,7 @@ class MatrixLayout:
         return MatrixSpec(reduction, output, self.split_sizes, places[self.split_axis])
 
     def stack(self, count: int) -> "MatrixLayout":
-        """Returns the layout of ``count`` slices, each at one batch index, on a new first axis."""
+        """Returns the layout of ``count`` slices, one for each batch index, on a new first axis."""
         place: dict[int | None, int] = {axis: i for i, axis in enumerate(self.matrix_axes, 1)}
         return MatrixLayout(
             (count, *(self.shape[axis] for axis in self.matrix_axes)),
@@ -144,7 +145,7 @@ class MatrixLayout:
     def of_blocks(self, shape: Shape) -> "MatrixLayout | None":
         """Returns the layout of an array with a number for each block of elements.
 
-        None if such a block spans several matrices, or is not one of their rows or columns.
+        None if a block spans several matrices, or does not lie along a row or column.
         """
         if shape == self.shape:
             return self

@@ -91,7 +91,7 @@ def _ranges(values: Sequence[str]) -> str:
     """Writes 0, 1, 2 and 5 as ``{0..2,5}``."""
     runs: list[list[str]] = []
     for value in values:
-        # Consecutive numbers have as many leading zeros.
+        # Zero-padded numbers keep their width: 09, 10.
         if runs and value == str(int(runs[-1][-1]) + 1).zfill(len(runs[-1][-1])):
             runs[-1].append(value)
         else:

@@ -20,13 +20,13 @@ class LeafInfo(NamedTuple):
       index: its place among the leaves of the tree.
       path: as in ``('blocks', '0', 'attn', 'query', 'kernel')``.
       shape: its shape.
-      dtype: its dtype, and that of its update.
+      dtype: its dtype, which its update has too.
       layout: its matrices; None for a leaf that is not a matrix, which AdamW updates.
       given_sharding: its entry in the argument ``sharding``.
       sharding: its sharding, if a matrix. None on one device, or if unknown before compilation.
       rule: the rule that read it, in words.
       known: False for a leaf that no rule can read, as ``describe`` shows it.
-      stack: axes that number its layers, by ``layer_axes``.
+      stack: axes along which its layers are stacked, by ``layer_axes``.
       dimension_numbers: its layout as a rule or a user wrote it; None for AdamW, or if unknown.
     """
 
@@ -53,7 +53,7 @@ class LeafInfo(NamedTuple):
 
     @property
     def batch_axes(self) -> tuple[int, ...]:
-        """Axes that number matrices; all axes of an unknown leaf, for which they may."""
+        """Axes along which each index is a matrix; all axes of an unknown leaf: any may be one."""
         if not self.known:
             return tuple(range(len(self.shape)))
         return () if self.layout is None else self.layout.batch_axes

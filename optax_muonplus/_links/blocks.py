@@ -51,18 +51,18 @@ def map_blocks(
 
 
 def _join(name: str, layout: MatrixLayout, results: Sequence[jax.Array]) -> jax.Array:
-    """Joins the results of runs; raises ValueError if some were summed over other axes."""
+    """Joins the results of runs; raises ValueError if they were summed over different axes."""
     axis = layout.split_axis
     if axis is not None:
         made, blocks = [x.shape for x in results], [run.shape for run in layout.runs()]
-        # A run of several blocks has an axis more, in front of the fused one, which numbers them.
+        # A run of several blocks has one more axis, which numbers them, in front of the fused one.
         fused = [axis + len(block) - len(layout.shape) for block in blocks]
         others = {(x[:axis], x[i + 1 :]) for x, i in zip(made, fused, strict=True)}
         sums = {x[i] == 1 for x, y, i in zip(made, blocks, fused, strict=True) if y[i] > 1}
         if len(others) > 1 or len(sums) > 1:
             raise ValueError(
                 f"{name}: blocks of shapes {', '.join(map(str, blocks))} have results of shapes"
-                f" {', '.join(map(str, made))}, which were summed over other axes and do not join."
+                f" {', '.join(map(str, made))}, summed over different axes, which do not join."
                 " A rule by the longer side needs blocks that are all tall, all wide or all square."
                 ' Split the parameter, or choose a rule by rows, such as NorMuon(side="row").'
             )

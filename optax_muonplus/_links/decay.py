@@ -62,7 +62,7 @@ def _check_mask(mask: Any, is_one_flag: bool = False) -> Any:
         raise ValueError(
             "weight_decay_mask must be a tree of True and False, or a function from parameters to"
             f" one, got {reprlib.repr(wrong[0] if wrong else mask)}. optax.inject_hyperparams calls"
-            " a function with the number of the step: add static_args=('weight_decay_mask',)."
+            " a function with the step count: add static_args=('weight_decay_mask',)."
         )
     return mask
 
@@ -81,7 +81,7 @@ def check_rate(
     weight_decay: optax.ScalarOrSchedule = 0.0,
     prefix: str = "",
 ) -> None:
-    """Raises ValueError for a negative or non-finite rate or decay, and for too large a decay.
+    """Raises ValueError for a negative or non-finite rate or decay, and for a too large decay.
 
     A schedule must return a number, of any size. ``prefix`` precedes both names in messages.
     """

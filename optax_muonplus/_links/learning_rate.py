@@ -8,7 +8,7 @@ import optax
 
 
 def learning_rate(state: Any, name: str = "learning_rate") -> Any:
-    """Returns the learning rate of an optimizer with ``optax.inject_hyperparams`` around it.
+    """Returns the learning rate of an optimizer that ``optax.inject_hyperparams`` made.
 
     It is found at any depth: in ``optax.chain``, ``MultiSteps``, ``masked`` and other wrappers, in
     a Flax ``TrainState`` and in the ``opt_state`` of a ``flax.nnx.Optimizer``. With a schedule it
@@ -41,7 +41,7 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
         )
     if len(found) > 1:
         places = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
-        raise ValueError(f"The state has {len(found)} numbers {name}, pass one of {places}.")
+        raise ValueError(f"The state has {len(found)} numbers {name}: pass one of {places}.")
     ((_, rate),) = found
     if isinstance(rate, int | float):
         return np.asarray(rate)

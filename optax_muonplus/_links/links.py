@@ -56,16 +56,17 @@ def momentum(
       beta: decay, in [0, 1).
       nesterov: whether to look one step ahead. The paper's published code and Optax do; the paper's
         equation does not.
-      bias_correction: divides by what the zero start left out: :math:`M_t` by
-        :math:`1-\beta^t`; with ``nesterov`` :math:`M_t` by :math:`1-\beta^{t+1}` and :math:`G_t` by
-        :math:`1-\beta^t` (Dozat 2016), as ``optax.contrib.muon`` does. Without
-        ``nesterov``, a polar factor does not change. The result may be twice the largest gradient:
-        it overflows for gradients above half of their dtype's largest number.
+      bias_correction: whether to correct for the start at zero: :math:`M_t` is divided by
+        :math:`1-\beta^t`. With ``nesterov`` it is divided by :math:`1-\beta^{t+1}`, and :math:`G_t`
+        by :math:`1-\beta^t` (Dozat 2016), as in ``optax.contrib.muon``. Without ``nesterov`` the
+        polar factor is the same. The result may be twice the largest gradient: it overflows for
+        gradients above half of their dtype's largest number.
       mu_dtype: dtype of the buffer; None means the parameter's. Sums are in float32 at least.
         ``"int8"`` keeps 1.02 bytes per element: integers up to 127, and a float32 scale for each
-        block of up to 256. Blocks lie along the axis that allows the longest; of several, along the
-        last that is not the final axis. On a mesh, a shard should hold whole blocks: otherwise the
-        compiler adds a collective for the scales, and Explicit axes raise an error.
+        block of up to 256. Blocks lie along the axis that allows the longest. If several
+        do, it is the last of them other than the final axis. On a mesh, a shard should hold whole
+        blocks: otherwise the compiler adds a collective for the scales, and Explicit axes raise an
+        error.
 
     Returns:
       A transformation with :class:`optax_muonplus.transforms.MomentumState`, or
@@ -73,7 +74,7 @@ def momentum(
 
     Raises:
       ValueError: for a ``beta`` known to be outside [0, 1), and a ``mu_dtype`` that is neither
-        floating-point nor ``"int8"``; at init for integer parameters; at an update for gradients
+        floating-point nor ``"int8"``. At init, for integer parameters. At an update, for gradients
         that are integers, have another shape than their buffer, or are complex where it is real.
 
     Source: Zhang et al., arXiv:2602.21545, equation 1, and its code, K1seki221/MuonPlus @8a9ace1;
@@ -133,10 +134,10 @@ def scale_by_shape(
     Args:
       shape_scale: ``"spectral"`` sqrt(out/in), ``"max"`` sqrt(max(1, out/in)) or ``"none"``.
       consistent_rms: the root mean square of the updates, in place of ``shape_scale``. Behind a
-        normalization in a :func:`matrix_chain` the factor follows from the shape, zero rows count
-        like others, and it replaces ``match_frobenius``. Directly behind a polar factor it is the
-        factor for an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each matrix is
-        measured.
+        normalization in a :func:`matrix_chain` it also replaces ``match_frobenius``: the factor
+        follows from the shape, and zero rows count like others. Directly behind a polar factor, the
+        factor is that for an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each matrix
+        is measured.
       where: as in :func:`optax_muonplus.matrix_chain`: every leaf must be a matrix.
       **fields: as in :func:`optax_muonplus.matrix_chain`.
 

@@ -52,7 +52,7 @@ def matrix_chain(
 
     Returns:
       A transformation with a state for each link; a momentum and the functions that follow it share
-      one. A single link's state is the chain's.
+      one. With a single link, its state is the chain's.
 
     Raises:
       TypeError: for anything else as a link.
@@ -81,7 +81,7 @@ def parts_of(link: Any) -> tuple[Any, ...]:
         return link.chain.parts
     if isinstance(link, ChainTransformation):
         raise ValueError(
-            "A chain got a whole optimizer, such as omp.muonplus(0.02), in the place of a link."
+            "A chain got a whole optimizer, such as omp.muonplus(0.02), in place of a link."
             " Pass the rule for matrices alone, such as omp.scale_by_muonplus()."
         )
     if isinstance(link, MomentumTransformation):
@@ -94,9 +94,9 @@ def parts_of(link: Any) -> tuple[Any, ...]:
             return (ArrayFunction(link),)
     shown = link if callable(link) else reprlib.repr(link)
     raise TypeError(
-        f"matrix_chain got {shown}, which is no link: pass one by one transformations, such as"
-        " omp.momentum(), functions of one matrix (out, in), or objects with init(params,"
-        " leaves) and update(updates, state, params, leaves)."
+        f"matrix_chain got {shown}, which is not a link. Pass links one by one: transformations"
+        " such as omp.momentum(), functions of one matrix (out, in), or objects with"
+        " init(params, leaves) and update(updates, state, params, leaves)."
     )
 
 
@@ -106,15 +106,15 @@ def check_order(parts: Sequence[Any]) -> None:
     for before, part in itertools.pairwise(ours):
         wrong = ""
         if makes_whole_steps(before):
-            wrong = "a link behind whole steps downhill. A rule with its own rate stands last"
+            wrong = "a link behind whole steps downhill. Put a rule with its own rate last"
         elif _has_momentum(part) and _has_momentum(ours[0]):
-            wrong = "a second momentum. optax.trace may stand beside one"
+            wrong = "a second momentum. Use optax.trace for the other one"
         elif isinstance(part, PlainMomentum):
-            wrong = "a momentum of what is not the gradient. A chain begins with its momentum"
+            wrong = "a momentum of something other than the gradient. Put the momentum first"
         elif isinstance(part, Orthogonalize):
             scaled = isinstance(before, Normalize | ScaleByShape | Orthogonalize)
             scaled = scaled or (isinstance(before, Link) and before.polar_factor is not None)
-            wrong = scaled and "a polar factor, which undoes it. It stands before them"
+            wrong = scaled and "a polar factor, which undoes it. Put the polar factor first"
         elif isinstance(part, ScaleByShape) and part.consistent_rms is None:
             known = isinstance(before, Link | ScaleByShape) and before.shape_scale != "none"
             twice = known and part.shape_scale != "none"

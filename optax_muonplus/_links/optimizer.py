@@ -46,7 +46,7 @@ def optimizer(
         updates point uphill, as gradients do: ``optax.scale_by_learning_rate`` or a whole optimizer
         of Optax in it would raise the loss.
       learning_rate: number or schedule. None for a rule whose updates are whole steps downhill,
-        such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then needed.
+        such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then required.
       weight_decay: number or schedule, of the matrices only.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
       cautious_weight_decay: whether to decay only entries that the update moves towards zero anyway
@@ -62,9 +62,9 @@ def optimizer(
       with the labels ``"muon"`` and ``"adam"``.
 
     Raises:
-      TypeError: for a rule that is no link.
+      TypeError: for a rule that is not a link.
       ValueError: for links that :func:`optax_muonplus.matrix_chain` refuses, a whole optimizer as
-        the rule, a second learning rate or decay, and numbers out of range; at init, for a
+        the rule, a second learning rate or decay, and numbers out of range. At init, for a
         transformation of Optax in the rule that goes downhill or decays a second time. A trial on
         a small tree finds this.
 
@@ -87,7 +87,7 @@ def optimizer(
         raise ValueError(f"{user} is multiplied by the learning rate, which is None: pass one.")
     if others is None:
         if learning_rate is None:
-            raise ValueError("learning_rate is None, and nothing else has a rate: pass others=.")
+            raise ValueError("learning_rate is None, and other parameters need one: pass others=.")
         others = nadamw(learning_rate)
     matrices = matrix_chain(
         rule,
@@ -121,7 +121,7 @@ def _check_direction(parts: Sequence[Any], weight_decay: Any, params: Any) -> No
             raise ValueError(
                 f"A transformation of Optax in the rule {what}. Leave out a second decay,"
                 " optax.scale_by_learning_rate, optax.scale(-1) and whole optimizers:"
-                " optax.adam(0.1) is optax.scale_by_adam() here."
+                " in place of optax.adam(0.1) pass optax.scale_by_adam()."
             )
 
 

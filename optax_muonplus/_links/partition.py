@@ -22,7 +22,7 @@ def partition(
 ) -> ChainTransformation:
     """Returns ``optax.partition`` of a chain for matrices and a transformation of all others."""
     if not isinstance(others, AnyLink):
-        raise TypeError(f"others must be a transformation, as optax.lion(1e-3) is, got {others!r}.")
+        raise TypeError(f"others must be a transformation like optax.lion(1e-3), got {others!r}.")
     others = wide_arithmetic(others)
 
     # The chain reads the tree once for both, checks gradients, and shards the first state.
@@ -35,7 +35,7 @@ def partition(
 def _partition(
     transforms: Mapping[str, optax.GradientTransformation], labels: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.partition``, which would call ``labels`` if they are an Equinox model."""
+    """Works like ``optax.partition``, which would call ``labels`` if they are an Equinox model."""
 
     def flags(group: str) -> Any:
         return jax.tree.map(lambda label: label == group, labels)
@@ -56,7 +56,7 @@ def _partition(
 
 
 def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Keeps float16 out of a transformation of Optax, and the dtypes of its state as they are."""
+    """Runs a transformation of Optax without float16, and keeps the dtypes of its state."""
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -79,9 +79,9 @@ def nadamw(
     nesterov: bool = True,
     weight_decay: optax.ScalarOrSchedule = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns ``optax.nadamw``, or ``optax.adamw`` with ``nesterov=False``; no decay if it is zero.
+    """Returns ``optax.nadamw``, or ``optax.adamw`` with ``nesterov=False``, without a zero decay.
 
-    Raises ValueError for numbers out of range, with the names of ``optax.contrib.muon``.
+    Raises ValueError for numbers out of range, named as in ``optax.contrib.muon``.
     """
     check_rate(learning_rate, weight_decay, "adam_")
     check_number("adam_b1", b1, DECAY)

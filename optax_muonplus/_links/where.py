@@ -63,15 +63,15 @@ class Matrices:
         """Returns ``"muon"`` or ``"adam"`` for every parameter or update.
 
         Raises:
-          ValueError: for matrices that links without these fields would read in another way. The
-            ``labels`` of the links takes any fields.
+          ValueError: for matrices that links without these fields would read in another way. Use
+            the ``labels`` of a link that has them.
         """
         tree, default = self.read(params), resolve(params, RuleReader(), strict=False)
         pairs = zip(tree.leaves, default.leaves, strict=True)
         if other := [(x.name, None) for x, y in pairs if x.layout and x.layout != y.layout]:
             raise ValueError(
                 f"Links without these rules or dimension numbers read {list_paths(other)} in"
-                " another way. Take the labels of the links that have them: chain.labels, where"
+                " another way. Use the labels of links that have them: chain.labels, where"
                 " chain = omp.matrix_chain(..., where=where)."
             )
         return tree.labels
@@ -103,7 +103,7 @@ def where_of(where: Matrices | None, fields: Mapping[str, Any]) -> Matrices | No
     if not isinstance(where, Matrices | None):
         raise TypeError(f"where= takes omp.Matrices(...), got {where!r}.")
     if where is not None and chosen:
-        raise ValueError(f"{', '.join(chosen)} beside where=: give them to omp.Matrices(...).")
+        raise ValueError(f"Got {', '.join(chosen)} beside where=. Give them to omp.Matrices(...).")
     return Matrices(**chosen) if chosen else where
 
 
@@ -112,8 +112,8 @@ def one_of(given: Sequence[Any]) -> Matrices:
     chosen = list({id(where): where for where in given if not where.is_default}.values())
     if len(chosen) > 1:
         raise ValueError(
-            "Two objects say which parameters are matrices: where= of a link, and where= of another"
-            " link or of the chain. Make one omp.Matrices(...) and pass it once."
+            "Got two different where=, of two links or of a link and the chain. Make one"
+            " omp.Matrices(...) and pass it once."
         )
     return chosen[0] if chosen else Matrices()
 

@@ -42,7 +42,8 @@ def parse_layer_axes(layer_axes: LayerAxes) -> dict[str, AxisNumbers]:
     values = [*found.values()] if isinstance(found, Mapping) else [None]
     axes = [axis for x in values for axis in (x if isinstance(x, tuple | list) else [x])]
     if not all(isinstance(x, int | np.integer) and type(x) is not bool for x in axes):
-        raise ValueError(f"layer_axes must be as in {{'layers': 0}}, got {reprlib.repr(found)}.")
+        shown = reprlib.repr(found)
+        raise ValueError(f"layer_axes must map patterns to axes, as {{'layers': 0}}, got {shown}.")
     check_patterns("layer_axes", [*found])
     return dict(found)
 
@@ -52,10 +53,10 @@ def check_patterns(name: str, patterns: Sequence[Any]) -> None:
     for pattern in patterns:
         try:
             is_path = _KEY.search(re.compile(pattern).pattern)
-            wrong = "a path as jax.tree_util.keystr writes it: to a regular expression [...] is one"
+            wrong = "a path as jax.tree_util.keystr writes it: as a pattern, [...] is one"
             wrong = f"{wrong} of several characters" if is_path else ""
         except (re.error, TypeError) as error:
-            wrong = f"no regular expression: {error}"
+            wrong = f"not a regular expression: {error}"
         if wrong:
             raise ValueError(
                 f"{pattern!r} in {name} is {wrong}. Patterns are searched in paths such as"
@@ -69,7 +70,7 @@ def check_matches(
     leaves: Sequence[LeafInfo],
     tree: FlatTree,
 ) -> None:
-    """Raises ValueError for a user's patterns that match no leaf and could match none left out."""
+    """Raises ValueError for a user's patterns that match no leaf, present or left out."""
     names = tree.names
     named_shapes = [(name, leaf.layer_shape) for name, leaf in zip(names, leaves, strict=True)]
     idle = [p for p in layer_axes if not any(re.search(p, name) for name in names)]

@@ -1,4 +1,4 @@
-"""Readers of a tree: who is a matrix, by user's rules, classes of modules and default rules."""
+"""Which leaves of a tree are matrices: by a user's rules, module classes and default rules."""
 
 import collections
 import dataclasses
@@ -106,8 +106,8 @@ class RuleReader:
         if wrong:
             raise ValueError(
                 f"layer_axes makes vectors of {list_paths((x.name, x.shape) for x in wrong)}, which"
-                " AdamW would get. Give a pattern that leaves out what is not stacked, or for what"
-                " are vectors rules=[(pattern, None)]."
+                " AdamW would get. Give a pattern that leaves out what is not stacked, or confirm"
+                " vectors by rules=[(pattern, None)]."
             )
 
 
@@ -162,7 +162,7 @@ def reader_of(
 
 
 def with_layouts(leaves: Iterable[LeafInfo]) -> list[LeafInfo]:
-    """Adds layouts to records whose dimension numbers are those of one layer."""
+    """Adds layouts to records whose dimension numbers are for one layer."""
     complete, wrong = [], []
     for leaf in leaves:
         try:
@@ -189,7 +189,7 @@ def check_known(leaves: Sequence[LeafInfo]) -> None:
     """Raises ValueError for leaves that no rule fits, with rules to write."""
     if not all(leaf.known for leaf in leaves):
         rules = suggest_rules(leaves)
-        raise ValueError(f"No rule says how these parameters are matrices:\n{rules}")
+        raise ValueError(f"No rule fits these parameters:\n{rules}")
 
 
 class _Modules:
@@ -219,7 +219,7 @@ class _Modules:
 def _agree(rule: PathRule, shapes: Neighbours, path: str) -> bool:
     if rule.condition and not rule.condition(shapes, path):
         return False
-    # A layer has as many outputs as its bias has entries. A bias as long as no axis is ignored.
+    # A layer has as many outputs as its bias has entries. A bias that fits no axis is ignored.
     bias, shape = bias_of(shapes, path), shapes[path]
     if rule.dimension_numbers is None or len(bias) != 1 or bias[0] not in shape:
         return True
@@ -231,7 +231,7 @@ def _by_default(leaf: LeafInfo, modules: _Modules, annotation: Annotation | None
     rule = modules.first_rule(leaf, DEFAULT_RULES)
     known = rule is not None
     spec, reading = (rule.dimension_numbers, rule.reading) if rule else (None, "no rule")
-    # The name decides whether it is a matrix, the class its layout. An embedding is never a matrix.
+    # Its name makes it a matrix or not, its class gives the layout. An embedding is never a matrix.
     is_table = annotation is not None and annotation[1].startswith("embedding")
     if annotation and (is_table or not known or spec is not None):
         (spec, reading), known = annotation, True

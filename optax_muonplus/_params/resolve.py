@@ -38,7 +38,7 @@ def resolve(
 
 
 def _dtypes(tree: FlatTree) -> list[Any]:
-    """Returns the dtype of each leaf; raises ValueError for others, such as a model's functions."""
+    """Returns the dtype of each leaf; raises ValueError if one has none, such as a function."""
     dtypes = [_dtype_or_none(x) for x in tree.arrays]
     rows = zip(tree.names, tree.arrays, dtypes, strict=True)
     wrong = [(name, f"({x!r})") for name, x, dtype in rows if dtype is None]

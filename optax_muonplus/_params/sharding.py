@@ -135,9 +135,9 @@ def _leaf_sharding(
         raise ValueError(
             f"it varies over {', '.join(varying)}, which a surrounding jax.shard_map has taken: it"
             " may be a shard of a matrix, which has no polar factor. Average gradients first"
-            " (jax.lax.pmean), and update matrices that are cut outside of the shard_map. If each"
-            f" device has whole matrices of its own, pass sharding=NamedSharding(mesh, P({axis!r}))"
-            " if the first axis, of layers or experts, is cut, or P() if none is"
+            " (jax.lax.pmean), and update sharded matrices outside of the shard_map. If each device"
+            f" has whole matrices of its own, pass sharding=NamedSharding(mesh, P({axis!r})), or"
+            " P() if the first axis (of layers or experts) is not cut"
         )
     source = given or concrete_sharding(x) or (typed if explicit else None)
     if source is None:

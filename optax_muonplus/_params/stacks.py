@@ -38,7 +38,7 @@ def with_stacks(
             raise ValueError(
                 f"layer_axes finds several numbers of layers below {node!r}:"
                 f" {list_paths((x.name, x.shape) for x in members)}. One stack has one number of"
-                " layers. Give a pattern that leaves out what is not stacked, or its own axis."
+                " layers. Give a pattern that leaves out what is not stacked, or give its own axis."
             )
     return stacked
 

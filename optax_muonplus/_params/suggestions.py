@@ -10,7 +10,7 @@ from optax_muonplus._params.attention import LIKELY_OUT, LIKELY_QKV
 from optax_muonplus._params.neighbours import is_plausible
 from optax_muonplus._params.stacks import infer_stacks
 
-_WINDOW = 7  # longest side of a window whose name is not that of a convolution
+_WINDOW = 7  # longest side of a window without the name of a convolution
 _HELP = """]
 Arguments: input axes, then output axes. None sends a parameter to AdamW.
 Axes in neither (layers, experts, separate heads) are batch axes.
@@ -33,7 +33,7 @@ def suggest_rules(leaves: Sequence[LeafInfo]) -> str:
     for leaf in unknown:
         name, shape = "/".join(leaf.path), leaf.layer_shape
         axes, is_guess = _axes(name, shape, biases.get(leaf.path[:-1], ()))
-        # Of a matrix with one row or column Muon+ would leave only signs.
+        # Normalization leaves only signs of a matrix with one row or column.
         is_matrix = min(_block(shape, axes)[1:]) > 1
         value = f"omp.MuonDimensionNumbers{axes}" if is_matrix else None
         pattern = re.sub(r"\d+", r"\\d+", f"^{re.escape(name)}$")  # same in other layers

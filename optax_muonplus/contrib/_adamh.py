@@ -24,7 +24,7 @@ def adamh(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
 ) -> optax.GradientTransformation:
-    r"""Adam's direction U, and a step on the sphere of parameters with one norm.
+    r"""Adam's direction U, and a step on the sphere of parameters with the same norm.
 
     .. math::
       V = W - \eta R\, U / \|U\|_F, \qquad W \leftarrow R\, V / \|V\|_F, \qquad R = \|W\|_F

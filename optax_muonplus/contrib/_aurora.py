@@ -47,7 +47,7 @@ class Aurora(MatrixFunction):
         matrices.check_number("norm_eps", self.norm_eps, NOT_NEGATIVE)
         if matrices.known_count("rounds", self.rounds, at_most=100) is None:
             raise ValueError(
-                "rounds is traced, but it is a choice of the program: pass a Python int. Under"
+                "rounds is traced, but a program has a fixed number: pass a Python int. Under"
                 " optax.inject_hyperparams add it to static_args=('rounds',)."
             )
 
@@ -85,8 +85,8 @@ def scale_by_aurora(
 ) -> transforms.MatrixTransformation:
     """The matrix part of Aurora: a momentum, its even polar factor, and the factor by shape.
 
-    The state is Muon's. By default it computes 2 polar factors of 12 steps, for a square matrix
-    one, where Muon has one of 5. This follows the code. The paper's algorithm 3 starts each round
-    at the last factor, and the paper has it only for the up and gate matrices of the MLP.
+    The state is Muon's. By default it computes 2 polar factors of 12 steps (one for a square
+    matrix), where Muon computes one of 5. This follows the code. The paper's algorithm 3 starts
+    each round at the last factor. The paper uses it only for the up and gate matrices of the MLP.
     """
     return omp.matrix_chain(momentum, factor, scale)

@@ -29,7 +29,7 @@ def scale_by_muon(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Hyperball(Link):
-    r"""The last link of a chain: a step on the sphere of matrices with one norm.
+    r"""The last link of a chain: a step on the sphere of matrices with the same norm.
 
     For each matrix W, the update U of the links before, and :math:`R = \|W\|_F`:
 

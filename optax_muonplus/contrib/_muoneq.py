@@ -31,8 +31,8 @@ class Balance(MatrixFunction):
 
     ``"row"`` is :math:`X_{ij} / r_i`, ``"col"`` is :math:`X_{ij} / c_j`, and ``"both"`` is
     :math:`X_{ij} / (r_i c_j)`. :class:`optax_muonplus.matrices.Normalize` differs from the last: it
-    divides rows first and then computes the norms of columns. Results are up to a factor for each
-    matrix, which has no effect on its polar factor.
+    divides rows first and then computes the norms of columns. Each result is exact up to a positive
+    factor, which has no effect on its polar factor.
 
     Attributes:
       sides: ``"row"``, ``"col"`` or ``"both"``; R, C and RC in the paper.

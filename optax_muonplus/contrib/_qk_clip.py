@@ -86,11 +86,11 @@ def qk_clip(
       A transformation without state.
 
     Raises:
-      ValueError: for a threshold that is not positive; at init, if no module has queries and keys,
-        for keys and values in one kernel, QK-norm, fused kernels without ``head_size`` and
-        ``fused``, and if queries have other outputs than the output projection has inputs, as with
-        gates in the same kernel; at an update, without parameters or ``max_logits``, and for maxima
-        that do not fit the modules and their heads.
+      ValueError: for a threshold that is not positive. At init, if no module has queries and keys,
+        for keys and values in one kernel, for QK-norm, and for fused kernels without ``head_size``
+        and ``fused``. At init also if the outputs of queries and the inputs of the output
+        projection differ in number, as with gates in the same kernel. At an update, without
+        parameters or ``max_logits``, and for maxima that do not fit the modules and their heads.
 
     Source: Kimi Team, arXiv:2507.20534, section 2.1, for latent attention without shared keys.
     Megatron-LM gives all queries of shared keys the factor of the keys.
@@ -142,7 +142,7 @@ def _modules(
 
 
 def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[LeafInfo]) -> None:
-    """Raises ValueError if queries have other outputs than the output projection has inputs."""
+    """Raises ValueError unless queries have as many outputs as the output projection inputs."""
     for leaf in leaves:
         module, outputs = attention_layer(_name(leaf.path)) or ("", "")
         for x in modules.get(module, []) if outputs == "output" and leaf.layout else []:
@@ -150,10 +150,10 @@ def _check_outputs(modules: dict[str, list[QueryKeyLayer]], leaves: Sequence[Lea
             made = [n for axis, n in enumerate(x.leaf.shape) if axis not in x.inputs]
             if x.side == QUERY and x.inputs and math.prod(read) != math.prod(made):
                 raise ValueError(
-                    f"{x.leaf.name} of shape {x.leaf.shape} has other outputs than {leaf.name} of"
-                    f" shape {leaf.shape} has inputs. Gates beside queries would be scaled too:"
-                    " give them a layer of their own, or if heads of queries have another size than"
-                    " those of values, qk_clip(head_size=...)."
+                    f"{x.leaf.name} of shape {x.leaf.shape} has more or fewer outputs than"
+                    f" {leaf.name} of shape {leaf.shape} has inputs. Gates beside queries would be"
+                    " scaled too: give them a layer of their own. If heads of queries and values"
+                    " differ in size, pass qk_clip(head_size=...)."
                 )
 
 
@@ -267,7 +267,7 @@ def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) ->
     ]
     if alone:
         raise ValueError(
-            f"{', '.join(alone)}: queries without a layer that has the name of keys alone. There is"
+            f"{', '.join(alone)}: queries without a layer of keys alone, by their names. There is"
             " no rule for keys and values in one kernel, or for latent attention. The paths are:"
             f" {shown}."
         )
@@ -275,6 +275,6 @@ def _check_modules(modules: dict[str, list[QueryKeyLayer]], names: list[str]) ->
     norms = [x for x in names if x.startswith(prefixes) and re.search(f"(^|/){_NORM}", x)]
     if norms:
         raise ValueError(
-            f"{', '.join(norms)}: norms of queries and keys undo a scale of their weights and bound"
-            " the logits. Leave qk_clip out."
+            f"{', '.join(norms)}: norms of queries and keys undo a scaling of weights, and bound"
+            " the logits already. Leave qk_clip out."
         )

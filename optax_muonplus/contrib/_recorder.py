@@ -68,8 +68,8 @@ def recorded(
     - ``row_ratio``: :math:`\max_i \|X_{i:}\| \,/ \min_i \|X_{i:}\|`, and ``col_ratio``, the same of
       columns. They are infinite if some norms are zero, and NaN if all are.
 
-    Updates are those of ``inner``. An update with a record reads the matrices a few times; other
-    updates have a branch. ``optax.chain(omp.momentum(), recorded(omp.orthogonalize()), ...)``
+    Updates are not changed. An update with a record reads the matrices a few more times; other
+    updates only add a branch. ``optax.chain(omp.momentum(), recorded(omp.orthogonalize()), ...)``
     records a momentum and its polar factor.
 
     Args:

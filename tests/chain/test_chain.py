@@ -91,7 +91,7 @@ def test_labels_by_rules_that_no_link_has_are_refused():
     assert omp.Matrices(rules=[("kernel", None)]).labels(tree(0))["dense"]["kernel"] == "adam"
     other = omp.Matrices(weight_dimension_numbers=OTHER_WAY)
     link = omp.normalize("row", where=other)
-    with pytest.raises(ValueError, match="Two objects say which parameters are matrices"):
+    with pytest.raises(ValueError, match="Got two different where="):
         omp.matrix_chain(omp.momentum(), link, where=where)
     assert omp.matrix_chain(omp.momentum(), link).where is other
     assert omp.optimizer(omp.matrix_chain(omp.momentum(), link), 0.1).where is other
@@ -245,7 +245,7 @@ def test_fields_of_matrices_are_keywords_too():
     links = (omp.momentum(), omp.orthogonalize(), omp.normalize(), omp.scale_by_shape())
     for link in (omp.scale_by_muonplus(rules=rules), omp.matrix_chain(*links, rules=rules)):
         np.testing.assert_array_equal(update(link), wanted)
-    with pytest.raises(ValueError, match="rules beside where=: give them"):
+    with pytest.raises(ValueError, match=r"Got rules beside where=\. Give them"):
         omp.orthogonalize(where=omp.Matrices(), rules=rules)
 
 

@@ -190,7 +190,7 @@ def test_states_of_another_reading_are_refused():
     tx, matrices = omp.matrix_chain(Mean()), {"w": jnp.ones((4, 6))}
     _, state = tx.update(matrices, tx.init(matrices), matrices)
     with pytest.raises(
-        ValueError, match=r"reading: misfit nu \(\(4, 6\) for \(4, 1\)\).*take_over"
+        ValueError, match=r"parameters: misfit nu \(\(4, 6\) for \(4, 1\)\).*take_over"
     ):
         tx.update(matrices, state, matrices)
     square = {"w": jnp.ones((4, 4))}
@@ -256,9 +256,9 @@ def test_without_parameters_a_wrong_gradient_and_a_wrong_state_are_both_possible
     params, gradients = {"w": jnp.ones((4, 6))}, {"w": jnp.ones(shape)}
     for tx in (omp.muonplus(0.1), omp.momentum()):
         state = tx.init(params)
-        with pytest.raises(ValueError, match="or a gradient has another shape than its parameter"):
+        with pytest.raises(ValueError, match="or a gradient does not have its parameter's shape"):
             tx.update(gradients, state)
         with pytest.raises(ValueError, match=r"^Gradients do not fit: w is \("):
             tx.update(gradients, state, params)
-        with pytest.raises(ValueError, match="or of another reading: "):
+        with pytest.raises(ValueError, match="or of another reading of the parameters: "):
             tx.update(params, optax.EmptyState(), params)

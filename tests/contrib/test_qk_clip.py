@@ -243,7 +243,7 @@ NO_MODULE = {"mlp": {"up": {"kernel": (D, D)}}}
     ("shapes", "options", "words"),
     [
         (NO_MODULE, {}, "No module has layers with the names of queries and keys"),
-        ({"q_proj": {"kernel": (D, D)}, "kv_proj": {"kernel": (D, D)}}, {}, "name of keys alone"),
+        ({"q_proj": {"kernel": (D, D)}, "kv_proj": {"kernel": (D, D)}}, {}, "layer of keys alone"),
         ({"q_up": {"kernel": (D, D)}, "k_up": {"kernel": (D, D)}}, {}, "latent attention"),
         (SIZES | {"q_norm": {"scale": (K,)}}, {}, "q_norm/scale: norms of queries and keys undo"),
         (SIZES | {"key_ln": {"scale": (K,)}}, {}, "key_ln/scale"),

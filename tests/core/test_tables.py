@@ -94,7 +94,7 @@ def test_more_rows_than_steps_are_refused(rows):
     """The last ones bring singular values to 1. Optax refuses them too."""
     n = len(rows)
     message = (
-        rf"has {n} rows, of which ns_steps=5 would leave out the last {n - 5}.*"
+        rf"has {n} rows, but ns_steps=5 would leave out the last {n - 5}.*"
         rf"ns_steps={n}, or 5 rows"
     )
     for make in (

@@ -1,4 +1,4 @@
-"""Chains of which one link undoes another, and what is no link."""
+"""Chains of which one link undoes another, and what is not a link."""
 
 import jax.numpy as jnp
 import optax
@@ -31,7 +31,7 @@ PARAMS = {"kernel": jnp.arange(24.0).reshape(4, 6) + jnp.eye(4, 6)}
         ((omp.momentum(), omp.orthogonalize(), Orthogonalize()), "Orthogonalize after Orthogonal"),
         ((omp.scale_by_muonplus(), omp.orthogonalize()), "Orthogonalize after ScaleByShape"),
         ((omp.momentum(), omp.normalize(), omp.orthogonalize()), "Orthogonalize after Normalize"),
-        ((omp.orthogonalize(), omp.momentum()), "Momentum after Orthogonalize: a momentum of what"),
+        ((omp.orthogonalize(), omp.momentum()), "Momentum after Orthogonalize: a momentum of"),
         ((omp.normalize(), optax.scale(2.0), omp.momentum()), "Momentum after Normalize"),
         ((omp.momentum(), omp.muon(0.1)), "whole optimizer"),
     ],
@@ -43,7 +43,7 @@ def test_links_that_undo_each_other_are_refused_when_built(links, message):
 
 @pytest.mark.parametrize("link", [0.95, NorMuon, [omp.momentum()]])
 def test_what_is_no_link_is_refused(link):
-    with pytest.raises(TypeError, match="which is no link"):
+    with pytest.raises(TypeError, match="which is not a link"):
         chain(link)
 
 

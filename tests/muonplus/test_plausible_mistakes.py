@@ -42,7 +42,7 @@ MISTAKES = {
         lambda: omp.optimizer(contrib.Hyperball(0.1), None, 0.1, others=optax.sgd(0.1)),
         "weight_decay is multiplied by the learning rate, which is None",
     ),
-    "a class as rule": (lambda: omp.optimizer(contrib.NorMuon, 0.1), "which is no link"),
+    "a class as rule": (lambda: omp.optimizer(contrib.NorMuon, 0.1), "which is not a link"),
     "a rate as rule": (
         lambda: omp.optimizer(0.1, omp.scale_by_muonplus()),
         "learning_rate must be a finite number",
@@ -58,7 +58,7 @@ MISTAKES = {
     ),
     "a schedule of beta": (
         lambda: omp.muonplus(0.1, beta=lambda step: 0.9),
-        "optax.inject_hyperparams makes",
+        "For other numbers use optax.inject_hyperparams",
     ),
 }
 

@@ -100,7 +100,7 @@ def test_a_model_under_nn_scan():
 def test_without_an_axis_stacked_attention_is_not_taken_for_heads():
     """(layers, in, out) has as many axes as (in, heads, head): the output kernel tells."""
     tree = nested_shapes(attn__query__kernel=(3, 16, 16), attn__out__kernel=(3, 16, 16))
-    with pytest.raises(ValueError, match=r"(?s)No rule says.*attn/query/kernel \(3, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"(?s)No rule fits.*attn/query/kernel \(3, 16, 16\)"):
         omp.muon_dimension_numbers(tree)
 
 
@@ -134,7 +134,7 @@ def groups(params, rules=(), layer_axes=None):
 
 def asked(params, **options):
     """What the error says to pass, as arguments; it must say one thing only."""
-    with pytest.raises(ValueError, match="No rule says") as caught:
+    with pytest.raises(ValueError, match="No rule fits") as caught:
         omp.muonplus(0.1, **options).init(params)
     assert "rules=" not in str(caught.value)
     (line,) = [x for x in str(caught.value).splitlines() if x.startswith("layer_axes=")]
@@ -200,7 +200,7 @@ def test_what_is_no_stack_stays_a_matrix(shapes):
     params = nested_shapes(**shapes)
     two_axes = {x.replace("__", "/") for x, shape in shapes.items() if len(shape) == 2}
     assert {groups(params)[x] for x in two_axes} == {"muon"}
-    with pytest.raises(ValueError, match=r"(?s)No rule says.*rules=\["):
+    with pytest.raises(ValueError, match=r"(?s)No rule fits.*rules=\["):
         omp.muonplus(0.1).init(params)
 
 

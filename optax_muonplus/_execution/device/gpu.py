@@ -2,8 +2,8 @@
 
 Small matrices leave most of the device idle, and a loop that picks a matrix at run time waits for
 the host at every turn. Programs grow with the number of shapes, not of layers. The size of a stack
-bounds the additional memory for any model. Tall matrices have separate stacks: transposed to join
-the wide ones they were written three times more, since XLA then stores their momentum transposed.
+bounds the additional memory for any model. Tall matrices have separate stacks. Transposed
+to join the wide ones, they were written three more times: XLA then stores momentum transposed.
 
 Seen in programs compiled for an H100, and run on one H200 (``lab/benchmarks/README.md``).
 """
@@ -86,7 +86,7 @@ def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to stacks of matrices that are stored in one shape."""
+    """Applies ``program`` to stacks of matrices that are stored in the same shape."""
     results: dict[int, jax.Array] = {}
     for group in group_by(batches, lambda x: x._replace(transposed=False).program_key):
         # Sorted: each stack has the two layouts in two runs.

@@ -37,11 +37,11 @@ from optax_muonplus._leaves.placement import usable_axes
 # FLOPs that take as long as moving one byte: an H100 does about 0.25e15 FLOPs of float32 products a
 # second as TF32, twice as many in bfloat16, and receives 0.45e12 bytes over NVLink. With this
 # figure replicas share the work from 70 rows on. Between hosts, whose links are about nine times
-# slower, that would pay from 600 rows on. One figure for all makes a plan depend on mesh axes only.
+# slower, sharing would pay from 600 rows on. With one figure a plan depends on mesh axes only.
 FLOPS_PER_BYTE = 500
 
-# Bytes of one bucket on each device, which bounds its buffers. Unbounded, they took 4 times the
-# memory of the shards of 48 layers; in buckets of a twentieth of these, 1.7 times.
+# Bytes of one bucket on each device, which bounds its buffers. For 48 layers, unbounded buffers
+# took 4 times the memory of the shards; buckets of a twentieth of the shards took 1.7 times.
 BUCKET_BYTES = 2**28
 
 
@@ -92,7 +92,7 @@ class Slot(NamedTuple):
         return rows.reshape(-1, self.lines, LANES)
 
 
-Round = tuple[Slot, ...]  # worked on by the same part of the program, each on other workers
+Round = tuple[Slot, ...]  # the same part of the program works on them, each on other workers
 Bucket = tuple[Round, ...]  # sent together, in this order
 
 
@@ -143,7 +143,7 @@ def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, 
     # The largest matrices first: smaller ones then even out the loads.
     for key in sorted(kinds, key=lambda key: -max(kind.flops for kind in kinds[key])):
         _, replicas, dtype, _ = key
-        # The program's first function rounds to this dtype: before the transfer is as good.
+        # The program's first function rounds to this dtype: rounding early gives the same numbers.
         narrow = jnp.dtype(narrower_dtype(dtype, program.input_dtype))
         members = tuple(together[key]), tuple(map(tuple, together[key].values()))
         route = Route(*members, narrow, replicas, loads)

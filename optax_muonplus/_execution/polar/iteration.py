@@ -136,9 +136,9 @@ def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:
 
 def _monic(rows: tuple[Row, ...], restarts: tuple[int, ...]) -> tuple[Row, ...]:
     """Returns the rows for iterates ``Y_i = X_i / t_i``, whose last coefficients are 1."""
-    # X_{i+1} = (a + b R + c R^2) X_i becomes Y_{i+1} = (a / (c t_i^4) + b / (c t_i^2) R + R^2) Y_i,
-    # with t_{i+1} = c t_i^5 and the Gram matrix R of Y_i. The last t is 1. This is done to positive
-    # polynomials that are a segment by themselves, but not the first.
+    # X_{i+1} = (a + b R + c R^2) X_i becomes Y_{i+1} = (a / (c t_i^4) + b / (c t_i^2) R + R^2) Y_i.
+    # Here t_{i+1} = c t_i^5, and R is the Gram matrix of Y_i. The last t is 1. Only positive
+    # polynomials that are a segment by themselves, other than the first, become monic.
     made, t = list(rows), 1.0
     for start, stop in reversed(_segments(len(rows), restarts)):
         row = rows[stop - 1]

@@ -53,13 +53,13 @@ class Products:
     upcast_operands: bool = False  # whether operands are multiplied in ``dtype``
     exact_squares: bool = False  # whether R^2 is not rounded for a row of three coefficients
     block: int = 1  # longer sides are padded to multiples of it
-    # Whether passes over Gram matrices are saved. The Gram matrix that comes with a scale is then
-    # that of the unscaled Y, and powers of the scale multiply coefficients: they must be in the
-    # range of ``operand``. Later steps of monic rows change diagonals only.
+    # Whether passes over Gram matrices are saved. A Gram matrix with a scale is then that of the
+    # unscaled Y, and powers of the scale multiply coefficients: these must be in the range of
+    # ``operand``. Later steps of monic rows change diagonals only.
     saves_passes: bool = False
 
     def pad(self, y: MatrixArray) -> MatrixArray:
-        """Adds zeros up to sides that matrix units like, which change no other element."""
+        """Pads with zeros to sides that suit matrix units; other elements do not change."""
         # XLA would otherwise pad odd sides before every product, each time in a pass.
         least = ALIGNMENT if self.operand != self.dtype else 1
         blocks = [self.block if side > self.block > 1 else least for side in y.shape[-2:]]
