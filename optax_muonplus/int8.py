@@ -39,9 +39,8 @@ class Int8MomentumState(NamedTuple):
 def scales_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of an array's scales: its own, with one axis divided by a block length."""
     # The axis is the one with the longest block of at most BLOCK elements. Among equals it is the
-    # last one other than the final axis, which a TPU would copy to cut. If all blocks are short, as
-    # for prime sides, the whole last axis is a block. Only the shape matters: a state fits every
-    # mesh.
+    # last one other than the final axis, which a TPU would copy to cut. If all are short, as for
+    # prime sides, the whole last axis is a block. Only the shape matters: a state fits every mesh.
     if not shape or not math.prod(shape):
         return shape
     longest = [max(b for b in range(1, min(n, BLOCK) + 1) if n % b == 0) for n in shape]
@@ -107,8 +106,7 @@ def find_momentum(state: Any, as_stored: bool = False) -> Any:
 
     Args:
       state: of ``optax_muonplus.muonplus`` or any chain with :func:`optax_muonplus.momentum` in it.
-      as_stored: whether to return a momentum in eight bits as :class:`Int8MomentumState`, and not
-        as float32 numbers.
+      as_stored: whether to keep a momentum in eight bits as :class:`Int8MomentumState`.
 
     Returns:
       A :class:`MomentumState`, with ``optax.MaskedNode`` for a parameter that is not a matrix.

@@ -102,8 +102,7 @@ def muonplus(
         **Matrices**
       ns_coeffs: ``"jordan"``, ``"you"``, ``"polar_express"``, ``"dion"``, ``"cubic"`` (fewer
         products), one row of coefficients, or several.
-      ns_steps: Newton-Schulz steps, from 1 to 100; None means 5. For several rows of your own,
-        pass their number.
+      ns_steps: Newton-Schulz steps, from 1 to 100; for several rows their number. None means 5.
       beta: momentum decay, in [0, 1).
       eps: not negative; added to the norm that divides the momentum before the iteration.
       weight_decay: decoupled, not negative, number or schedule; multiplied by the learning rate,
@@ -121,8 +120,8 @@ def muonplus(
         replaces ``shape_scale`` and ``match_frobenius``. 0.2 is the RMS of AdamW, so both groups
         can have one learning rate of AdamW's size. With a ``norm`` it is exact, unless rows or
         columns are zero. Without one (``"none"``, or ``"long"`` of a square matrix), and with
-        ``adaptive``, it holds for an exact polar factor, as in Optax; five Jordan steps have
-        0.7 to 1.1 of it.
+        ``adaptive``, it holds for an exact polar factor, as in Optax; five Jordan steps have 0.7
+        to 1.1 of it.
       nesterov: whether the momentum looks one step ahead, see :func:`optax_muonplus.momentum`.
       bias_correction: whether the momentum is corrected for its start at zero, see there.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix), ``"svd"``, a

@@ -1,7 +1,7 @@
 """Lists of rules for ``rules=``, for projects whose names have another meaning elsewhere.
 
-Your own rules go before or after: ``rules=[("torso", None), *omp.rules.AGENTS]``. A rule in a list
-may match nothing.
+Your own rules go before or after: ``rules=[("torso", None), *omp.rules.AGENTS]``. Listed rules may
+match nothing.
 """
 
 from optax_muonplus._params.language import PathRule as _PathRule
@@ -68,5 +68,4 @@ MOE: tuple[_PathRule, ...] = (
 )
 """AdamW for what Qwen3.8-Flash-Next (arXiv:2608.30320, section 3.1) keeps off Muon: routers, output
 gates of attention, and the low-rank maps of its residual stream. A router named ``gate`` is
-distinguished from the gate of a feed-forward layer by its neighbours. DeepSeek-V4 trains routers
-with Muon."""
+distinguished from a feed-forward gate by its neighbours. DeepSeek-V4 trains routers with Muon."""

@@ -15,8 +15,7 @@ from optax_muonplus._leaves.record import LeafInfo
 class AnyLink(Protocol):
     """A link with its own state. It receives a record of each leaf; all leaves are matrices."""
 
-    # Updates come from the link before, not rounded to the dtype of the gradients. Params may be
-    # None.
+    # Updates come from the link before, not rounded to the gradients' dtype. Params may be None.
 
     def init(self, params: optax.Params, leaves: Sequence[LeafInfo]) -> Any: ...
 
@@ -32,8 +31,7 @@ class Link:
       momentum: its momentum, if any; a chain has at most one.
       polar_factor: its polar factor, if any; no other may follow.
       shape_scale: its factor by shape, or ``"none"``; a chain has at most one.
-      makes_whole_steps: whether its updates are whole steps downhill, with the learning rate; it is
-        then the last link.
+      makes_whole_steps: whether updates are whole steps downhill; it is then the last link.
     """
 
     makes_whole_steps: ClassVar[bool] = False

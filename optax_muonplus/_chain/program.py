@@ -1,7 +1,6 @@
 """What a part of a chain computes, where this depends on the parts before it.
 
-Parts are values with the user's fields. Only this module, at each traced update, adapts one part to
-the others.
+Parts keep the user's fields. Only this module adapts one part to others, at each traced update.
 """
 
 import itertools

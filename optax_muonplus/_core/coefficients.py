@@ -77,8 +77,7 @@ def for_steps(
       ns_coeffs: a name in :data:`TABLES`; one row of at least two numbers, for every step; or a
         sequence of ``ns_steps`` rows.
       ns_steps: number of steps, from 1 to 100; 5 if None. It may be a traced integer if the last
-        row may be repeated. (``optax.inject_hyperparams`` traces every number that is not among its
-        ``static_args``.)
+        row may be repeated. (``optax.inject_hyperparams`` traces numbers outside ``static_args``.)
 
     Raises:
       ValueError: for an unknown name, malformed rows, ``ns_steps`` out of range, more rows of your
@@ -173,9 +172,8 @@ _DION = (
     (2.8366, -3.0525, 1.2012),
 )
 
-# As printed, without the safety factor. Each row is the odd polynomial closest to 1 on an interval:
-# the image of [1e-3, 1] under the rows before it, its lower end raised to 0.02407327424182761 times
-# the upper one.
+# As printed, without the safety factor. Each row is the odd polynomial closest to 1 on the image of
+# [1e-3, 1] under the rows before it, its lower end raised to 0.02407327424182761 of the upper one.
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),

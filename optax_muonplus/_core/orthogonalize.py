@@ -38,16 +38,14 @@ class Orthogonalize(MatrixFunction):
     Attributes:
       ns_coeffs: a table's name (``optax_muonplus.coefficients.TABLES``), one row, or several rows.
         All attributes but ``polar`` are for Newton-Schulz only.
-      ns_steps: number of steps, from 1 to 100. They take the first rows of a table; for several
-        rows of your own, pass their number. None means 5, and ``optax.inject_hyperparams`` does not
-        trace it.
+      ns_steps: number of steps, from 1 to 100: the first rows of a table; for several rows of your
+        own, pass their number. None means 5; ``optax.inject_hyperparams`` does not trace it.
       eps: added to the norm. With the default the result does not depend on the scale of ``x``; a
         larger one shrinks results of matrices whose norm is comparable to it.
       polar: ``"newton_schulz"``, ``"gram"`` (the same polynomial on the Gram matrix, for tables),
         ``"svd"`` (see :func:`svd`), or a function of one matrix, ``(out, in) -> (out, in)``. In
         bfloat16 ``"gram"`` restarts at every step unless fewer restarts are as exact. ``"auto"`` is
-        whichever of the first two needs fewer operations for the shape, provided that products are
-        exact enough for both.
+        the one of the first two with fewer operations, if products are exact enough for both.
       preconditioning: the norm :math:`\nu`, which must bound the largest singular value by about 1:
 
         - ``"frobenius"``: the Frobenius norm.

@@ -21,8 +21,7 @@ def flatten_tree(
     """Returns the paths and leaves of ``tree``, and a function that makes a tree of new leaves.
 
     A path is ``('blocks', '0', 'qkv', 'kernel')``. A last ``value``, which Flax NNX variables have
-    at init and not at update, is dropped unless it has siblings. A name with slashes, as in Haiku,
-    counts as several.
+    at init and not at update, is dropped unless it has siblings. Haiku's names are cut at slashes.
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = [path for path, _ in with_path]

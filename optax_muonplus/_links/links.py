@@ -54,8 +54,7 @@ def momentum(
 
     Args:
       beta: decay, in [0, 1).
-      nesterov: whether to look one step ahead. The paper's published code and Optax do; the paper's
-        equation does not.
+      nesterov: whether to look one step ahead. The paper's code and Optax do, not its equation.
       bias_correction: whether to correct for the start at zero: :math:`M_t` is divided by
         :math:`1-\beta^t`. With ``nesterov`` it is divided by :math:`1-\beta^{t+1}`, and :math:`G_t`
         by :math:`1-\beta^t` (Dozat 2016), as in ``optax.contrib.muon``. Without ``nesterov`` the
@@ -65,8 +64,7 @@ def momentum(
         ``"int8"`` keeps 1.02 bytes per element: integers up to 127, and a float32 scale for each
         block of up to 256. Blocks lie along the axis that allows the longest. If several
         do, it is the last of them other than the final axis. On a mesh, a shard should hold whole
-        blocks: otherwise the compiler adds a collective for the scales, and Explicit axes raise an
-        error.
+        blocks: otherwise a collective for the scales is added, and Explicit axes raise an error.
 
     Returns:
       A transformation with :class:`optax_muonplus.transforms.MomentumState`, or
@@ -136,8 +134,7 @@ def scale_by_shape(
       consistent_rms: the root mean square of the updates, in place of ``shape_scale``. Behind a
         normalization in a :func:`matrix_chain` it also replaces ``match_frobenius``: the factor
         follows from the shape, and zero rows count like others. Directly behind a polar factor, the
-        factor is that for an exact one, as in Optax. Elsewhere, as in ``optax.chain``, each matrix
-        is measured.
+        factor is that for an exact one, as in Optax. Elsewhere each matrix is measured.
       where: as in :func:`optax_muonplus.matrix_chain`: every leaf must be a matrix.
       **fields: as in :func:`optax_muonplus.matrix_chain`.
 

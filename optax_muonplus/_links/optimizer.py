@@ -49,12 +49,10 @@ def optimizer(
         such as one that ends with ``omp.contrib.Hyperball(0.02)``; ``others`` is then required.
       weight_decay: number or schedule, of the matrices only.
       weight_decay_mask: tree or function of the parameters, as in ``optax.add_decayed_weights``.
-      cautious_weight_decay: whether to decay only entries that the update moves towards zero anyway
-        (arXiv:2510.12402).
+      cautious_weight_decay: decays only what the update moves towards zero (arXiv:2510.12402).
       others: any transformation of Optax for the other parameters, such as ``optax.lion(1e-4)``;
         None means NAdamW at ``learning_rate``, without decay.
-      where: which parameters are matrices, and their shardings; None means the rule's ``where``, or
-        the default rules.
+      where: which parameters are matrices, and their shardings; None means those of the rule.
       **fields: as in :func:`optax_muonplus.matrix_chain`.
 
     Returns:
