@@ -1,7 +1,6 @@
 """Functions on matrices as values.
 
-A Flax kernel is stored transposed, as (in, out). To transpose it would cost a copy each way, so
-every function also has a transposed form.
+Flax kernels are stored as (in, out). To save two copies, every function has a transposed form.
 """
 
 import abc

@@ -64,8 +64,7 @@ class Normalize(MatrixFunction):
       match_frobenius: whether to multiply the result Y by :math:`\|X\|_F / \|Y\|_F`.
 
     Raises:
-      ValueError: for an unknown ``norm``, or a ``norm_eps`` that is negative or not finite; when
-        called, for matrices of integers.
+      ValueError: for an unknown ``norm`` or a ``norm_eps`` out of range; when called, for integers.
 
     Source: Zhang et al., Muon+, arXiv:2602.21545, equations 3-8, Algorithm 1 and table "Matching
     Frobenius norm"; Zhang and Lin, arXiv:2609.39114 (long: NorMuon without its running mean).

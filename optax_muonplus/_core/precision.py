@@ -94,7 +94,7 @@ def _saturate(x: jax.Array, largest: Any) -> jax.Array:
 
 
 def narrower_dtype(dtype: DTypeLike, other: DTypeLike | None) -> jnp.dtype:
-    """Returns ``other`` if it is narrower and has as many exponent bits; ``dtype`` otherwise."""
+    """Returns ``other`` if it is narrower without fewer exponent bits; ``dtype`` otherwise."""
     dtype = jnp.dtype(dtype)
     if other is None or jnp.issubdtype(dtype, jnp.complexfloating):
         return dtype

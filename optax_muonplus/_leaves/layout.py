@@ -21,20 +21,18 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MatrixSpec:
-    """Dimension numbers of a parameter with several matrices side by side along one axis.
+    """``MuonDimensionNumbers`` of a parameter with several matrices side by side along one axis.
 
     A fused QKV kernel ``(d, 3 d)`` is ``MatrixSpec(0, 1, split_sizes=(d, d, d))``; a fused gate and
     up projection ``(d, 2 f)`` is ``MatrixSpec(0, 1, split_sizes=(f, f))``. Each block is
     orthogonalized, normalized and scaled as if it were a parameter.
 
     Attributes:
-      reduction_axis: axis or axes that the layer sums over (fan-in), as in
-        ``optax.contrib.MuonDimensionNumbers``.
+      reduction_axis: axis or axes that the layer sums over (fan-in).
       output_axis: axis or axes of the layer's output (fan-out). All other axes are batch axes, and
         every index along them is a matrix.
       split_sizes: sizes of the blocks along ``split_axis``; None is one block.
-      split_axis: the fused axis, one of the axes above. None means ``output_axis``, which
-        must then be a single axis.
+      split_axis: the fused axis, one of those above; None means ``output_axis``, if it is one axis.
 
     Raises:
       ValueError: for ``split_axis`` without sizes.

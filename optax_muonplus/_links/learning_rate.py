@@ -41,7 +41,7 @@ def learning_rate(state: Any, name: str = "learning_rate") -> Any:
         )
     if len(found) > 1:
         places = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
-        raise ValueError(f"The state has {len(found)} numbers {name}: pass one of {places}.")
+        raise ValueError(f"The state has several {name}, {places}: pass a part with one.")
     ((_, rate),) = found
     if isinstance(rate, int | float):
         return np.asarray(rate)

@@ -17,7 +17,7 @@ from optax_muonplus._params.sharding import ShardingTree, shard_like_params
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matrices:
-    """Which parameters are matrices, how their axes make rows and columns, and where they lie.
+    """Which parameters are matrices, how their axes make rows and columns, and their shardings.
 
     Links for matrices take it as ``where``; its ``labels`` are those for ``optax.partition``.
 
@@ -26,7 +26,7 @@ class Matrices:
       layer_axes: the axes along which layers are stacked.
       weight_dimension_numbers: instead of both, a tree, prefix tree or function. ``muonplus`` calls
         it ``muon_weight_dimension_numbers``, as ``optax.contrib.muon`` does.
-      sharding: where the parameters lie.
+      sharding: the shardings of the parameters.
 
     Example:
       >>> import jax.numpy as jnp, optax, optax_muonplus as omp

@@ -20,8 +20,7 @@ LIKELY_OUT = (
 
 _SUFFIX = r"(_?(proj(ection)?|einsum|attn|lin|dense))?"
 _PREFIX = "(w_?|to_|c_|linear_)"
-# By what a layer computes. Up-projections of latent attention (MLA) have heads, and its
-# down-projections have none.
+# By what a layer computes. In latent attention (MLA) only up-projections have heads.
 _LAYERS = {
     "query": rf"(q|query){_SUFFIX}|({_PREFIX}|in_proj_)q|q_proj_weight",
     "latent query": r"wq_b|q_b_proj|q_up(_proj)?|w_?uq",

@@ -20,7 +20,7 @@ SHORT, RATIO = 16, 36
 
 
 def heads_match(module: Neighbours, _path: str, unknown: bool = False) -> bool:
-    """Whether queries and outputs have as many heads; ``unknown`` if one of them is absent."""
+    """Whether queries and outputs have equally many heads; ``unknown`` if one of them is absent."""
     # Queries are (in, heads, head), outputs (heads, head, out). In stacks the numbers differ.
     kernels = [(name, shape) for name, shape in module.items() if len(shape) == 3]
     queries, outputs = (

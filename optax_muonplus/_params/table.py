@@ -110,7 +110,7 @@ DEFAULT_RULES: tuple[PathRule, ...] = (
     matrix("kernel|w|pointwise_kernel", "convolution: (1 1 in), out", _ANY),
     matrix("*/weight", "convolution: out, (in 1 1)", _TORCH),
     *(matrix(_WINDOW, f"convolution: ({x} in), out", _FLAX, near.is_one_kernel) for x in _SIDES),
-    # Stacked kernels (layers, in, out) have as many axes: the conditions compare the heads.
+    # Stacked kernels (layers, in, out) have three axes too: the conditions compare the heads.
     matrix("(query|key|value)/kernel", "attention: in, (heads head)", _FLAX, near.heads_may_match),
     matrix("out/kernel", "attention: (heads head), out", "Flax", near.heads_may_match),
     matrix(attention.QKV + _KERNEL, "attention: in, (heads head)", _TUNIX, near.heads_match),

@@ -1,7 +1,7 @@
 r"""AdamH: Adam for heads, with fixed norms of parameters and updates.
 
-Source: marin-community/marin @0084342, ``adamh.py``, and @05422e2, ``muonh.py``, which has it for
-the head; Wen et al., arXiv:2606.16899.
+Source: marin-community/marin @0084342, ``adamh.py``, and @05422e2, ``muonh.py``, which uses it
+for the head; Wen et al., arXiv:2606.16899.
 """
 
 from typing import Any

@@ -70,8 +70,7 @@ class Products:
         """Multiplies operands and sums in ``dtype``; rounds to operands unless ``exact``."""
         if self.operand == self.dtype:
             return jnp.matmul(a, b, precision=self.precision)
-        # Rounded inside the kernel that sums: written in ``dtype``, the result would have twice the
-        # bytes, and be read again to be rounded.
+        # Rounded inside the kernel that sums: the wide result would be written and read again.
         result = self.dtype if exact else self.operand
         if self.upcast_operands:
             a, b = a.astype(self.dtype), b.astype(self.dtype)
@@ -128,8 +127,7 @@ class Products:
         half = row[1] / 2
         exact = diagonal(gram).astype(self.dtype) + half
         changed = round_to(exact, self.operand)
-        # The square gets back what the diagonal of S loses in rounding. Otherwise the result is up
-        # to twice as far from the polynomial.
+        # The square gets back what S's diagonal loses in rounding; else the error may double.
         lost = 2 * (exact - changed) * changed
         # Otherwise XLA would read the diagonal of R from a copy, after the change.
         gram, changed, lost = jax.lax.optimization_barrier((gram, changed, lost))
