@@ -262,11 +262,6 @@ def test_routers_of_stacked_layers_are_found(rules):
     assert numbers["mlp"]["wi"]["kernel"] is not None
 
 
-def test_a_mesh_in_the_place_of_shardings_says_so():
-    with pytest.raises(ValueError, match="sharding is a mesh, which does not say how each"):
-        omp.muonplus(0.1, sharding=jax.make_mesh((1,), ("a",))).init({"up": jnp.ones((4, 6))})
-
-
 @pytest.mark.parametrize(
     ("kernel", "bias"), [((4, 4, 6, 12), 6), ((4, 6, 12), 6), ((1, 1, 6, 12), 6), ((5, 5, 4, 8), 4)]
 )
