@@ -1,7 +1,7 @@
 """Conditions on the names and shapes of the other parameters in a module, the neighbours.
 
 ``module`` has shapes by path: ``{"query/kernel": (512, 8, 64), "out/kernel": (8, 64, 512)}``.
-Leaves that ``optax.masked`` or Equinox left out have the shape ``()``. ``path`` is a key of ``module``.
+Leaves that ``optax.masked`` or Equinox left out have the shape ``()``. ``path`` is a key of it.
 """
 
 import functools
