@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import AxisType
 
 from optax_muonplus._chain.chain import ChainTransformation
@@ -15,9 +16,11 @@ from optax_muonplus._core.normalize import Normalize
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import accumulation_dtype
 from optax_muonplus._core.scale import ScaleByShape
-from optax_muonplus._execution.lower import for_platform, lower
+from optax_muonplus._execution.lower import lower
 from optax_muonplus._execution.mesh.plan import plan
 from optax_muonplus._execution.mesh.shards import ShardedLeaf
+from optax_muonplus._execution.platforms import platform_of
+from optax_muonplus._execution.polar.fast import FastPolar
 from optax_muonplus._leaves.layout import DimensionNumbersTree
 from optax_muonplus._leaves.paths import fold, list_paths, without_numbers
 from optax_muonplus._leaves.placement import LeafSharding, axes_of_type
@@ -87,6 +90,7 @@ def describe(
     if scale.consistent_rms is not None and (is_matched or norm.norm in ("none", "long")):
         lines.append(_NOMINAL)
     lines += _work_per_device(tree.matrices, parts[Orthogonalize], sharding)
+    lines += _precision_of_products(tree.matrices, parts[Orthogonalize])
     lines += _doubts(tree.leaves)
     if not all(leaf.known for leaf in tree.leaves):
         lines.append(f"?: no rule can read these.\n{suggest_rules(tree.leaves)}")
@@ -161,16 +165,30 @@ def _work_per_device(
         return
     # The momentum is in float32 at least.
     members = [ShardedLeaf.of(x, accumulation_dtype(x.dtype)) for x in matrices]
-    polar_factor = for_platform(polar_factor)
-    exchanges, loads = plan(members, lower([polar_factor]))
+    program = lower([polar_factor], platform_of(jax.default_backend()))
+    exchanges, loads = plan(members, program)
     blocks = [block for member in members for block in member.layout.block_shapes()]
-    flops = sum(batch * polar_factor.flops((m, n)) for batch, m, n in blocks)
+    flops = sum(batch * program.flops((m, n)) for batch, m, n in blocks)
     received = sum(exchange.bytes_received for exchange in exchanges)
     yield (
         f"{sum(batch for batch, _, _ in blocks)} matrices shared out among {loads.size}"
         f" devices: the busiest has {loads.max() / (flops / loads.size):.2f} x an even share; each"
         f" receives {received / 1e6:.1f} MB at an update"
     )
+
+
+def _precision_of_products(
+    matrices: Sequence[LeafInfo], orthogonalize: Orthogonalize
+) -> Iterator[str]:
+    """Yields the precision of products on an accelerator, unless it was chosen."""
+    backend, own = jax.default_backend(), orthogonalize.compute_dtype
+    dtypes = {accumulation_dtype(leaf.dtype) for leaf in matrices}  # of the momentum's directions
+    fast = [FastPolar.of(orthogonalize, platform_of(backend), dtype) for dtype in dtypes]
+    if orthogonalize.is_iteration and any(x.options.compute_dtype != own for x in fast):
+        yield (
+            f"products: in bfloat16 on this {backend}, summed in float32;"
+            ' compute_dtype="float32" has them in float32'
+        )
 
 
 def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:

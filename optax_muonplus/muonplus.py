@@ -131,8 +131,9 @@ def muonplus(
         ``"spectral"``, ``"aol"`` or ``"schatten"``.
       adaptive: multiplies each update by its inner product with the momentum, the dual norm.
       cautious_weight_decay: decays only entries that the update moves towards zero.
-      compute_dtype: dtype of the matrix products, such as ``"bfloat16"``; sums are at least in
-        float32. None means the momentum's, at least float32.
+      compute_dtype: dtype of the matrix products; sums are in float32 at least. None is bfloat16 on
+        GPUs and TPUs, for parameters of float32 and bfloat16 and unless
+        ``jax_default_matmul_precision`` is set; otherwise the momentum's, float32 at least.
 
         **Other parameters**
       adam_b1: decay of AdamW's first moment, in [0, 1).

@@ -45,7 +45,7 @@ class Config(trees.Options):
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of parameters and gradients, and so of Optax's products."""
-    products: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    products: Literal["default", "bfloat16", "float16", "float32"] = "default"
     """Dtype of this package's products; on a GPU, XLA rounds operands of float32 to TF32."""
     rows: tuple[str, ...] = (REFERENCE, "omp.muon", "omp.muonplus")
     """Which rows to compile: optax.contrib.muon, omp.muon with Optax's update, omp.muonplus, or
@@ -113,7 +113,8 @@ def optimizer(name: str, config: Config, tree: Any) -> optax.GradientTransformat
     sharding = jax.tree.map(lambda x: x.sharding, tree)
     if next(iter(jax.tree.leaves(sharding))).mesh.size > 1:
         given["sharding"] = sharding
-    return OURS[name](0.02, compute_dtype=config.products, **given)
+    dtype = None if config.products == "default" else config.products
+    return OURS[name](0.02, compute_dtype=dtype, **given)
 
 
 def of_program(compiled: Compiled, target: targets.Target) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class FusedLink:
             operands = [Operand.of(x) for x in arrays]
         else:
             mu, nothing = state
-            mu, operands = self.momentum.advance(updates, mu, functions[0].input_dtype)
+            mu, operands = self.momentum.advance(updates, mu)
             state = mu, nothing
         if not self.rounds:
             pairs = zip(leaves, operands, strict=True)

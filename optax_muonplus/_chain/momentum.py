@@ -15,7 +15,7 @@ from optax_muonplus._chain.operand import Operand
 from optax_muonplus._core.arguments import DECAY, check_flag, check_number, floating_dtype
 from optax_muonplus._core.function import matrix_function, static
 from optax_muonplus._core.momentum import look_ahead, moving_average
-from optax_muonplus._core.precision import narrower_dtype, saturating_cast
+from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._leaves.paths import flatten_with_names
 
 # The arrays of one momentum. The first has the shape of the parameter, and any others have as many
@@ -128,9 +128,7 @@ class PlainMomentum:
         state, directions = self.advance(updates, state)
         return jax.tree.structure(state[0]).unflatten([x.load() for x in directions]), state
 
-    def advance(
-        self, updates: optax.Updates, state: Any, rounded_to: Any = None
-    ) -> tuple[Any, list[Operand]]:
+    def advance(self, updates: optax.Updates, state: Any) -> tuple[Any, list[Operand]]:
         """Returns the state after one update, and a direction for each leaf."""
         storage = self.storage
         buffers, treedef = buffers_of(state)
@@ -146,11 +144,11 @@ class PlainMomentum:
         compute = LookAhead(self.beta, count, self.nesterov, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
-            # The buffer is in memory. It is enough if it has the dtype that the direction is
-            # rounded to, or several arrays; otherwise the sum before it was rounded is needed.
-            stored = len(m) > 1 or narrower_dtype(x.dtype, rounded_to) == m[0].dtype
-            arrays = (*(m if stored else (x,)), *([g] if self.nesterov else []))
-            directions.append(Operand(arrays, x.dtype, compute))
+            # A buffer of several arrays is read. A single one serves only where the direction is
+            # rounded to its dtype; elsewhere the sum before it was rounded is needed.
+            arrays = (*(m if len(m) > 1 else (x,)), *([g] if self.nesterov else []))
+            stored = m[0] if len(m) == 1 and m[0].dtype != x.dtype else None
+            directions.append(Operand(arrays, x.dtype, compute, stored))
         return new, directions
 
 

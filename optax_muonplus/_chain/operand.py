@@ -15,6 +15,7 @@ class Operand(NamedTuple):
     arrays: tuple[jax.Array, ...]  # the first has the result's shape; others may be by block
     dtype: Any  # of the result
     compute: Callable[..., jax.Array] | None = None  # None if the result is the only array
+    stored: jax.Array | None = None  # the first array as it is in memory, in a narrower dtype
 
     @classmethod
     def of(cls, x: Any) -> "Operand":
@@ -24,6 +25,13 @@ class Operand(NamedTuple):
     def load(self) -> jax.Array:
         x = self.arrays[0] if self.compute is None else self.compute(*self.arrays)
         return saturating_cast(x, self.dtype)
+
+    def read_for(self, dtype: Any) -> "Operand":
+        """Returns the operand of what is in memory, if the result is rounded to its dtype."""
+        stored = self.stored
+        if stored is None or narrower_dtype(self.dtype, dtype) != stored.dtype:
+            return self._replace(stored=None)
+        return self._replace(arrays=(stored, *self.arrays[1:]), stored=None)
 
     def round_to(self, dtype: Any) -> "Operand":
         """Returns the operand in ``dtype``, if narrower and with as many exponent bits."""

@@ -33,8 +33,8 @@ def run_plain(
     """Applies functions to the matrices of leaves, one leaf after another: the reference.
 
     Every other ``run`` of :func:`optax_muonplus.matrix_chain` has its results, but for the rounding
-    of sums in another order. It copies each matrix that is stored as (in, out), and leaves meshes
-    to the compiler.
+    of sums in another order, and of products on an accelerator where ``compute_dtype`` is None. It
+    copies each matrix that is stored as (in, out), and leaves meshes to the compiler.
 
     Args:
       functions: on matrices ``(batch, out, in)``, in order, as given.

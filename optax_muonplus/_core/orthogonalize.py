@@ -56,8 +56,10 @@ class Orthogonalize(MatrixFunction):
           iteration starts closer to one. It scales the input side of a square matrix.
       compute_dtype: dtype of the operands and results of matrix products. Sums are in float32 at
         least; results are rounded once. None means the input's dtype, at least float32, at JAX's
-        default matmul precision. TPUs emulate float16 slowly. Derivatives in float16 may overflow:
-        at a zero matrix that is normalized afterwards they are NaN.
+        default matmul precision; on GPUs and TPUs an optimizer then multiplies matrices of float32
+        and bfloat16 in bfloat16, unless that precision was set. TPUs emulate float16 slowly.
+        Derivatives in float16 may overflow: at a zero matrix that is normalized afterwards they are
+        NaN.
 
     Raises:
       ValueError: for an unknown option, too few rows or too many of your own, ``ns_steps`` or

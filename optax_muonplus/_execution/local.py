@@ -1,7 +1,7 @@
 """Applies functions to matrices that are whole on the device that works on them."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,7 @@ from optax_muonplus._execution.batches import MatrixBatch
 from optax_muonplus._execution.device.cpu import apply_in_loops
 from optax_muonplus._execution.device.gpu import apply_in_stacks
 from optax_muonplus._execution.device.tpu import apply_one_by_one
-from optax_muonplus._execution.lower import Program, for_platform
-from optax_muonplus._execution.platforms import Platform, on_its_platform
+from optax_muonplus._execution.lower import Program
 from optax_muonplus._leaves.layout import MatrixLayout
 
 
@@ -23,7 +22,6 @@ def apply_local(
     operands: Sequence[Operand],
     layouts: Sequence[MatrixLayout],
     dtypes: Sequence[Any],
-    platform: Platform | None = None,
 ) -> list[jax.Array]:
     """Applies ``program`` on one device, or as the compiler distributes it, to any leaves."""
     batches: list[MatrixBatch] = []
@@ -38,40 +36,25 @@ def apply_local(
             for x in zip(*parts, strict=True)
         ]
         stops.append(len(batches))
-    outputs = apply_batched(program, batches, platform)
+    outputs = apply_batched(program, batches)
     return [
         layout.from_matrices(outputs[start:stop])
         for layout, (start, stop) in zip(layouts, itertools.pairwise([0, *stops]), strict=True)
     ]
 
 
-def apply_batched(
-    program: Program, batches: Sequence[MatrixBatch], platform: Platform | None = None
-) -> list[jax.Array]:
+def apply_batched(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to batches of any shapes; results are stored like them."""
-    if not batches:
-        return []
-
-    def on(platform: Platform) -> Callable[..., list[jax.Array]]:
-        fast = for_platform(program, platform)
-
-        def on_arrays(*arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
-            given = [x.with_arrays(y) for x, y in zip(batches, arrays, strict=True)]
-            if platform == "cpu":
-                return apply_in_loops(fast, given)
-            return (apply_one_by_one if platform == "tpu" else apply_in_stacks)(fast, given)
-
-        return on_arrays
-
-    return on_its_platform(on, *(batch.operand.arrays for batch in batches), platform=platform)
+    functions = {"cpu": apply_in_loops, "gpu": apply_in_stacks, "tpu": apply_one_by_one}
+    return functions[program.platform](program, batches) if batches else []
 
 
-def apply_to_one(program: Program, batch: MatrixBatch, platform: Platform | None) -> jax.Array:
+def apply_to_one(program: Program, batch: MatrixBatch) -> jax.Array:
     """Applies ``program`` to the batch of one of several branches."""
     # XLA reserves the memory of the largest branch, and would write float32 where a norm reads
     # results twice. Written rounded, LLaMA-7B on 256 v5e chips has 409 MB of temporaries, not 587.
     x = batch.operand.load()
-    for function in for_platform(program, platform).stored(batch.transposed):
+    for function in program.stored(batch.transposed):
         x = function(x.astype(batch.dtype))
         if narrower_dtype(x.dtype, function.output_dtype) != x.dtype:
             x = jax.lax.optimization_barrier(x.astype(function.output_dtype))

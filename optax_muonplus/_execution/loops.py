@@ -63,23 +63,32 @@ def _slice_derivative(
     return jax.jvp(mapped, primals, tangents)
 
 
+def concatenate(arrays: list[jax.Array], after: Sequence[jax.Array] = ()) -> jax.Array:
+    """Joins arrays along their first axis, each written by the operation that computes it.
+
+    Memory for it is taken when the arrays ``after`` are there.
+    """
+    return _concatenate(arrays, list(after))
+
+
 @jax.custom_jvp
-def concatenate(arrays: list[jax.Array]) -> jax.Array:
-    """Joins arrays along their first axis, each written by the operation that computes it."""
+def _concatenate(arrays: list[jax.Array], after: list[jax.Array]) -> jax.Array:
     # On a TPU a short ``jnp.concatenate`` is a separate pass over all arrays.
     if len(arrays) == 1:
         return arrays[0]
     stops = list(itertools.accumulate(len(x) for x in arrays))
     stack = _empty_like(arrays[0], (stops[-1], *arrays[0].shape[1:]), arrays[0].dtype)
+    # XLA would otherwise fill all stacks of a program before it works on the first.
+    stack, _ = jax.lax.optimization_barrier((stack, after))
     for x, stop in zip(arrays, stops, strict=True):
         stack = jax.lax.dynamic_update_slice_in_dim(stack, x, stop - len(x), 0)
     return stack
 
 
-@concatenate.defjvp
+@_concatenate.defjvp
 def _concatenate_derivative(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """Differentiates ``jnp.concatenate``, which needs no empty array."""
-    return jax.jvp(jnp.concatenate, primals, tangents)
+    return jax.jvp(jnp.concatenate, primals[:1], tangents[:1])
 
 
 def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:

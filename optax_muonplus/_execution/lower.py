@@ -5,26 +5,30 @@
 1. a normalization behind a polar factor becomes a :class:`NormalizeBounded`, with fewer passes;
 2. a factor of all results, such as a learning rate, becomes the last function;
 3. each function gets a form for matrices stored as (in, out);
-4. on a known platform, Newton-Schulz becomes a :class:`FastPolar`;
+4. Newton-Schulz becomes a :class:`FastPolar` of the platform;
 5. in a stack on a GPU, the polar factor receives the largest entries of its matrices.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from optax_muonplus._chain.program import ScaleByDualNorm, is_polar_factor
-from optax_muonplus._core.function import Elementwise, MatrixFunction, ViaTranspose, matrix_function
+from optax_muonplus._core.function import (
+    Elementwise,
+    MatrixFunction,
+    ViaTranspose,
+    matrix_function,
+    static,
+)
 from optax_muonplus._core.normalize import SUMMED_AXIS, Normalize, normalized_sides
 from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import as_real, root, sum_of_squares, upcast_for_sum
 from optax_muonplus._execution.platforms import Platform
 from optax_muonplus._execution.polar.fast import FastPolar
-
-Function = TypeVar("Function")  # or a program of functions
 
 
 @matrix_function
@@ -33,6 +37,7 @@ class Program:
 
     functions: tuple[MatrixFunction, ...]  # of (batch, out, in)
     transposed: tuple[MatrixFunction, ...]  # the same, of matrices stored as (batch, in, out)
+    platform: Platform = static()
 
     def stored(self, transposed: bool) -> tuple[MatrixFunction, ...]:
         return self.transposed if transposed else self.functions
@@ -54,27 +59,33 @@ class Program:
     def with_largest(self, largest: jax.Array) -> "Program":
         """Passes the largest entries, ``(batch, 1, 1)``, to the first function, a polar factor."""
         first = self.functions[0].replace(largest=largest)
-        return Program((first, *self.functions[1:]), (first, *self.transposed[1:]))
+        rest = self.functions[1:], self.transposed[1:]
+        return Program((first, *rest[0]), (first, *rest[1]), self.platform)
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)
 
 
-def lower(functions: Sequence[MatrixFunction], factor: jax.Array | None = None) -> Program:
-    """Returns the program of functions, with a number that multiplies all results."""
-    fast = _bound(functions) + (() if factor is None else (Times(factor),))
-    return Program(fast, tuple(function.transposed() for function in fast))
-
-
-def for_platform(function: Function, platform: Platform | None = None) -> Function:
-    """Replaces Newton-Schulz by :class:`FastPolar`, for JAX's default backend if None is given."""
+def lower(
+    functions: Sequence[MatrixFunction],
+    platform: Platform,
+    dtype: DTypeLike = jnp.float32,
+    factor: jax.Array | None = None,
+) -> Program:
+    """Returns the program of functions of matrices of ``dtype``, with a factor of all results."""
 
     def fast(x: Any) -> Any:
         if isinstance(x, FastPolar):
-            return x.replace(platform=platform)
-        return FastPolar(x, platform) if isinstance(x, Orthogonalize) and x.is_iteration else x
+            return FastPolar.of(x.options, platform, dtype)
+        return FastPolar.of(x, platform, dtype) if _is_polar(x) and x.is_iteration else x
 
-    return jax.tree.map(fast, function, is_leaf=lambda x: isinstance(x, Orthogonalize | FastPolar))
+    bounded = _bound(functions) + (() if factor is None else (Times(factor),))
+    both = bounded, tuple(function.transposed() for function in bounded)
+    return Program(*jax.tree.map(fast, both, is_leaf=_is_polar), platform)
+
+
+def _is_polar(x: Any) -> bool:
+    return isinstance(x, Orthogonalize | FastPolar)
 
 
 def _bound(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ...]:

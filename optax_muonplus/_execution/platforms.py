@@ -9,14 +9,9 @@ import jax
 Platform = Literal["cpu", "tpu", "gpu"]
 
 
-def on_its_platform(
-    function: Callable[[Platform], Callable[..., Any]], *args: Any, platform: Platform | None = None
-) -> Any:
-    """Computes ``function(platform)(*args)`` for ``platform``, or the one that is lowered for."""
-    if platform is not None:
-        return function(platform)(*args)
+def on_its_platform(function: Callable[[Platform], Callable[..., Any]], *args: Any) -> Any:
+    """Computes ``function(platform)(*args)`` for the platform that is lowered for."""
     # All three are traced and one is lowered; ``jax.export`` to several platforms keeps several.
-    # Only the outermost function asks, and hands the answer down.
     cpu, tpu, gpu = function("cpu"), function("tpu"), function("gpu")
     return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
 

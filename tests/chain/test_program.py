@@ -18,7 +18,7 @@ from tests.support.oracle_runs import NORMS
 def normalization(norm, norm_eps=0.0, match_frobenius=True, polar="auto"):
     """What runs of a normalization that follows a polar factor."""
     parts = [Orthogonalize(polar=polar), Normalize(norm, norm_eps, match_frobenius)]
-    return lower(functions_of(parts)).functions[1]
+    return lower(functions_of(parts), "cpu").functions[1]
 
 
 def matrices_with_dead_units():
@@ -57,7 +57,7 @@ def test_matching_the_frobenius_norm_takes_no_further_pass():
 def test_parts_stay_what_a_user_made():
     polar_factor, norm = Orthogonalize(eps=1e-3), Normalize("row")
     assert functions_of([polar_factor, norm]) == (polar_factor, norm)
-    assert isinstance(lower([polar_factor, norm]).functions[1], NormalizeBounded)
+    assert isinstance(lower([polar_factor, norm], "cpu").functions[1], NormalizeBounded)
     assert vars(norm) == vars(Normalize("row"))
 
 

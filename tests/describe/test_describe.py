@@ -246,3 +246,20 @@ def test_one_vector_of_all_parameters_is_warned_of(make):
     make(0.1).init(vectors)
     left_out = optax.masked(make(0.1), {"dense": {"kernel": False, "bias": True}})
     left_out.init(params)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_the_precision_of_products_on_an_accelerator(backend, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    kernel = {"q": {"kernel": jax.ShapeDtypeStruct((8, 8), jnp.float32)}}
+    with jax.default_matmul_precision(None):
+        text = omp.describe(kernel)
+        told = omp.describe(kernel, compute_dtype="bfloat16")
+        exact = omp.describe(kernel, polar="svd")
+    expected = (
+        f'products: in bfloat16 on this {backend}, summed in float32; compute_dtype="float32"'
+    )
+    assert (expected in text) == (backend != "cpu")
+    assert "products:" not in told + exact
+    with jax.default_matmul_precision("highest"):
+        assert "products:" not in omp.describe(kernel)

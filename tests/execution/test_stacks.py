@@ -39,7 +39,8 @@ def test_scanned_layers_need_no_copy_of_a_leaf(way, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     way(monkeypatch, 4 * D * D * 4)
     tree, dims = scanned(64)
-    tx = omp.scale_by_muonplus(where=omp.Matrices(weight_dimension_numbers=dims))
+    where = omp.Matrices(weight_dimension_numbers=dims)
+    tx = omp.scale_by_muonplus(where=where, compute_dtype="float32")
     leaf = 64 * 4 * D * D * 4
     # A leaf of squares has a fourth of that. `jax.lax.map` in place of the loop takes 0.53.
     assert temporary_bytes(tx, tree) < 0.4 * leaf
@@ -80,7 +81,8 @@ def test_memory_that_nothing_was_written_to_is_not_read(monkeypatch):
     """A CPU gives zeros for it, where an accelerator gives what was there before."""
     grads = random_like({**layers(2), "scanned": scanned(3)[0]})
     tx = omp.scale_by_muonplus(
-        where=omp.Matrices(weight_dimension_numbers=omp.MuonDimensionNumbers(-2, -1))
+        where=omp.Matrices(weight_dimension_numbers=omp.MuonDimensionNumbers(-2, -1)),
+        compute_dtype="float32",
     )
     state = tx.init(grads)
     expected, _ = tx.update(grads, state)

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from optax_muonplus._execution import apply
 from optax_muonplus._execution.device import gpu, tpu
-from optax_muonplus._execution.mesh import exchange as mesh
 from optax_muonplus._execution.polar import products
 
 D = 16
@@ -33,7 +33,7 @@ def play(monkeypatch, machine):
         return others.get(machine, default)(*args)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", lowered_for_it)
-    monkeypatch.setattr(mesh, "platform_of", lambda backend: machine)
+    monkeypatch.setattr(apply, "platform_of", lambda backend: machine)
 
 
 def everywhere_stacked(monkeypatch, stack_bytes=gpu.STACK_BYTES):

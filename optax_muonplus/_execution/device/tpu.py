@@ -19,8 +19,8 @@ from optax_muonplus._execution.loops import concatenate, map_slices
 from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.polar import products
 
-# Results are another stack; the iteration needs next to nothing more.
-TPU_STACK_BYTES = 2**28
+# Of a stack, and of its results in another dtype. The iteration needs next to nothing more.
+TPU_STACK_BYTES = 200 * 2**20
 
 
 def apply_one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -34,18 +34,26 @@ def apply_one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[j
     ]
     stored = [_swap_sides(x) if t else x for x, t in zip(batches, swapped, strict=True)]
     results: dict[int, jax.Array] = {}
+    last: list[jax.Array] = []
     for group in group_by(stored, lambda x: (x.program_key, x.shape[0] == 1)):
         if stored[group[0]].shape[0] > 1:
             for i in group:
                 results[i] = map_slices(_of_arrays(program, stored[i]), stored[i].operand.arrays, 1)
             continue
         narrow = {i: stored[i].round_early(program) for i in group}
-        sizes = [math.prod(x.shape) * x.operand.dtype.itemsize for x in narrow.values()]
+        sizes = [math.prod(x.shape) * _itemsize(x) for x in narrow.values()]
         for chunk in cut_into_chunks(group, sizes, TPU_STACK_BYTES):
-            stack = concatenate([narrow[i].operand.load() for i in chunk])
+            stack = concatenate([narrow[i].operand.load() for i in chunk], after=last)
             stack = map_slices(narrow[chunk[0]].of_arrays(program), (stack,), 1, in_place=True)
-            results |= zip(chunk, jnp.split(stack, len(chunk)), strict=True)
+            last = jnp.split(stack, len(chunk))
+            results |= zip(chunk, last, strict=True)
     return [jnp.swapaxes(results[i], -1, -2) if t else results[i] for i, t in enumerate(swapped)]
+
+
+def _itemsize(batch: MatrixBatch) -> int:
+    """Counts bytes of one number in a stack and in its results, which replace it if they can."""
+    operand, result = batch.operand.dtype, jnp.dtype(batch.result_dtype)
+    return operand.itemsize + (0 if operand == result else result.itemsize)
 
 
 def _swap_sides(batch: MatrixBatch) -> MatrixBatch:

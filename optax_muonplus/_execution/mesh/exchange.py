@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from optax_muonplus._chain.operand import Operand
 from optax_muonplus._execution.local import apply_batched, apply_local, apply_to_one
@@ -26,7 +26,6 @@ from optax_muonplus._execution.loops import Arrays, concatenate
 from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.mesh.plan import Bucket, Round, Route, lines_of, plan
 from optax_muonplus._execution.mesh.shards import LANES, ShardedLeaf
-from optax_muonplus._execution.platforms import Platform, on_its_platform, platform_of
 from optax_muonplus._leaves.placement import LeafSharding, as_named, axes_of_type, usable_axes
 from optax_muonplus._leaves.record import LeafInfo
 
@@ -45,7 +44,7 @@ def apply_sharded(
     static = structure, numbers, tuple(computes.index(x.compute) for x in operands)
     sharded = tuple(ShardedLeaf.of(leaf, x.dtype) for leaf, x in zip(leaves, operands, strict=True))
     arrays = [x.arrays for x in operands]
-    return _apply(hyperparams, arrays, static, sharded, _platform(leaves))
+    return _apply(hyperparams, arrays, static, sharded)
 
 
 def _in_whole_blocks(operand: Operand) -> Operand:
@@ -54,22 +53,13 @@ def _in_whole_blocks(operand: Operand) -> Operand:
     return operand if len(shapes) == 1 else Operand.of(operand.load())
 
 
-def _platform(leaves: Sequence[LeafInfo]) -> Platform | None:
-    """Returns the platform of the devices that the argument ``sharding`` names, if any."""
-    # Types have abstract meshes without devices. Work is then traced for every platform.
-    meshes = (leaf.given_sharding.mesh for leaf in leaves if leaf.given_sharding)
-    devices = (mesh.devices for mesh in meshes if isinstance(mesh, Mesh))
-    return next((platform_of(x.flat[0].platform) for x in devices), None)
-
-
 # Outside of jit every operation would be a separate program, compiled at every call.
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+@functools.partial(jax.jit, static_argnums=(2, 3), inline=True)
 def _apply(
     hyperparams: dict[int, jax.Array],
     arrays: Sequence[Arrays],
     static: tuple[Any, tuple[Any, ...], tuple[int, ...]],
     leaves: tuple[ShardedLeaf, ...],
-    platform: Platform | None,
 ) -> list[jax.Array]:
     structure, numbers, which = static
 
@@ -78,9 +68,7 @@ def _apply(
 
     routes, _ = plan(leaves, merged(hyperparams)[1])
 
-    def on_device(
-        where: Platform, hyperparams: dict[int, jax.Array], *shards: Arrays
-    ) -> tuple[jax.Array, ...]:
+    def on_device(hyperparams: dict[int, jax.Array], *shards: Arrays) -> tuple[jax.Array, ...]:
         computes, program = merged(hyperparams)
         operands = [
             Operand(x, leaf.dtype, computes[i])
@@ -88,15 +76,12 @@ def _apply(
         ]
         results: dict[int, jax.Array] = {}
         for route in routes:
-            device = _Device(program, route, leaves, where)
+            device = _Device(program, route, leaves)
             work = device.exchange if route.worker_axes else device.work_in_place
             results |= work(operands)
         return tuple(results[i] for i in range(len(leaves)))
 
-    on_shards = functools.partial(
-        on_its_platform, lambda where: functools.partial(on_device, where), platform=platform
-    )
-    return _on_each_device(on_shards, hyperparams, arrays, leaves)
+    return _on_each_device(on_device, hyperparams, arrays, leaves)
 
 
 def _on_each_device(
@@ -133,14 +118,13 @@ class _Device:
     program: Program
     route: Route
     leaves: Sequence[ShardedLeaf]
-    platform: Platform
 
     def work_in_place(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
         """Works on arrays whose matrices are whole on each device; returns results by index."""
         leaves = {i: self.leaves[i] for i in itertools.chain(*self.route.leaves)}
         layouts = [dataclasses.replace(x.layout, shape=x.local_shape) for x in leaves.values()]
         dtypes, some = [x.result_dtype for x in leaves.values()], [operands[i] for i in leaves]
-        results = apply_local(self.program, some, layouts, dtypes, self.platform)
+        results = apply_local(self.program, some, layouts, dtypes)
         return dict(zip(leaves, results, strict=True))
 
     def exchange(self, operands: Sequence[Operand]) -> dict[int, jax.Array]:
@@ -164,7 +148,7 @@ class _Device:
         narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
         parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
         # A GPU joins arrays with fewer operations, a TPU in place.
-        return concatenate(parts) if self.platform == "tpu" else jnp.concatenate(parts)
+        return concatenate(parts) if self.program.platform == "tpu" else jnp.concatenate(parts)
 
     def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
         """Writes shards into the rows of a send buffer."""
@@ -194,7 +178,7 @@ class _Device:
             self.route.items[x.kind].to_batches(buffer[:, x.offset : x.offset + x.width])
             for x in shared
         ]
-        outputs = iter(apply_batched(self.program, list(itertools.chain(*batches)), self.platform))
+        outputs = iter(apply_batched(self.program, list(itertools.chain(*batches))))
         for slot, of_slot in zip(shared, batches, strict=True):
             output = self.route.items[slot.kind].to_rows([next(outputs) for _ in of_slot])
             results = jax.lax.dynamic_update_slice_in_dim(results, output, slot.offset, 1)
@@ -225,7 +209,7 @@ class _Device:
     def work_on_item(self, item: ShardedLeaf, rows: jax.Array) -> jax.Array:
         """Works on the rows ``(senders, lines, 128)`` of one item."""
         batches = item.to_batches(rows)
-        return item.to_rows([apply_to_one(self.program, x, self.platform) for x in batches])
+        return item.to_rows([apply_to_one(self.program, x) for x in batches])
 
 
 def _rows_of_replica(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:

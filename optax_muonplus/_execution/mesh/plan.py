@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from optax_muonplus._core.precision import narrower_dtype
-from optax_muonplus._execution.lower import Program, for_platform
+from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.mesh.shards import LANES, ShardedLeaf
 from optax_muonplus._leaves.placement import usable_axes
 
@@ -124,7 +124,6 @@ class Route(NamedTuple):
 
 def plan(leaves: Sequence[ShardedLeaf], program: Program) -> tuple[tuple[Route, ...], np.ndarray]:
     """Plans routes for arrays on one mesh; also returns the FLOPs of each of its devices."""
-    program = for_platform(program)
     mesh = leaves[0].sharding.mesh
     axes = usable_axes(mesh)
     together: dict[Any, dict[ShardedLeaf, list[int]]] = {}

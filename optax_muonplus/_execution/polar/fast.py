@@ -1,6 +1,8 @@
 """The polar factor as it runs: the definition's numbers by the fastest products of a platform.
 
-The Gram iteration needs more exact products than the plain one, and restarts to match:
+Without ``compute_dtype``, matrices of float32 and bfloat16 are multiplied in bfloat16 on GPUs and
+TPUs, as in other implementations of Muon. The Gram iteration needs more exact products than the
+plain one, and restarts to match:
 
 - float32 and wider: exact products, as on a CPU, for ``"gram"``. JAX's default on accelerators
   (TF32, or operands rounded to bfloat16) is enough for the plain iteration only, so ``"auto"`` is
@@ -40,6 +42,16 @@ class FastPolar(MatrixFunction):
     options: Orthogonalize
     platform: Platform | None = static(default=None)
     largest: jax.Array | None = None
+
+    @classmethod
+    def of(cls, options: Orthogonalize, platform: Platform, dtype: DTypeLike) -> "FastPolar":
+        """Chooses ``compute_dtype`` for matrices of ``dtype``, if it is None."""
+        # A matmul precision that was set for all of JAX is kept.
+        told = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
+        free = options.compute_dtype is None and told in (None, "default", "bfloat16")
+        if free and platform != "cpu" and dtype in (jnp.float32, jnp.bfloat16):
+            options = options.replace(compute_dtype=jnp.dtype(jnp.bfloat16))
+        return cls(options, platform)
 
     def __call__(self, x: MatrixArray) -> MatrixArray:
         if not isinstance(self.options.ns_steps, int):  # the definition loops over traced steps
@@ -171,4 +183,6 @@ def polar_factor(x: MatrixArray, options: Orthogonalize = DEFAULT) -> MatrixArra
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
-    return FastPolar(options)(x) if options.is_iteration else options(x)
+    if not options.is_iteration:
+        return options(x)
+    return FastPolar.of(options, platform_of(jax.default_backend()), x.dtype)(x)

@@ -54,7 +54,7 @@ def chain(norm="col_row", match_frobenius=False, adaptive=False, mu_dtype=None, 
     where = omp.Matrices(weight_dimension_numbers=DIMS, sharding=options.pop("sharding", None))
     return omp.matrix_chain(
         Momentum(mu_dtype=mu_dtype),
-        Orthogonalize(**options),
+        Orthogonalize(**options, compute_dtype="float32"),
         Normalize(norm, match_frobenius=match_frobenius),
         *([DualNorm()] if adaptive else []),
         ScaleByShape(),

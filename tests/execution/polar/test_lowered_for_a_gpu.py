@@ -103,10 +103,13 @@ def assert_near_the_oracle(found, grads, limit, **options):
 # their own.
 SIZES = {"layers": 1e-35, "out_in": 1e30, "in_out": 1e-20, "rest": 1e25, "odd": 1e-30}
 # In half precision about twice the distance of products rounded once.
+EXACT = {"compute_dtype": "float32"}
+PAPER = {"norm": "col_row", "match_frobenius": False, "shape_scale": "spectral"}
 PROGRAMS = {
-    "default": ({}, 2e-4),
-    "col_row": ({"norm": "col_row", "match_frobenius": False, "shape_scale": "spectral"}, 2e-4),
-    "gram": ({"polar": "gram"}, 2e-4),
+    "default": ({}, 0.08),
+    "float32": (EXACT, 2e-4),
+    "col_row": (EXACT | PAPER, 2e-4),
+    "gram": (EXACT | {"polar": "gram"}, 2e-4),
     "bfloat16": ({"compute_dtype": "bfloat16"}, 0.08),
     "bfloat16, plain": ({"compute_dtype": "bfloat16", "polar": "newton_schulz"}, 0.08),
     "bfloat16, gram": (
@@ -125,8 +128,8 @@ def test_stacks_and_slices_give_the_oracles_updates(name, monkeypatch):
     update, _ = lowered_update(monkeypatch, **options)
     same = {k: v for k, v in options.items() if k not in ("compute_dtype", "polar")}
     # Float32 has no digits left for small entries of the smallest matrix.
-    half = "compute_dtype" in options
-    grads = gradients(SIZES if half else SIZES | {"layers": 1e-30})
+    exact = options.get("compute_dtype") == "float32"
+    grads = gradients(SIZES | {"layers": 1e-30} if exact else SIZES)
     assert_near_the_oracle(update(grads, 0.0), grads, limit, eps=0.0, **same)
     # An eps as large as the norm of the direction, which is 0.0975 G, is felt in every unit.
     if "norm" not in options:
