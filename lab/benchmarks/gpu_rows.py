@@ -65,7 +65,7 @@ def rules(dtype: str, where: dict[str, Any]) -> dict[str, tuple[Any, str | None]
         "omp.muonplus, bfloat16": (make(**half), "bfloat16")
     }
     if dtype == "float32":
-        return {"omp.muonplus, TF32": (make(), None)} | found
+        return {"omp.muonplus, TF32": (make(compute_dtype="float32"), "float32")} | found
     return found | {"omp.muonplus, col_row": (make(**parity.COL_ROW, **half), "bfloat16")}
 
 

@@ -30,7 +30,7 @@ class Config(trees.Options):
 def optimizers(config: Config, shapes: Any) -> dict[str, optax.GradientTransformation]:
     """Makes the optimizers of the table; all treat the same parameters as matrices."""
     dims: dict[str, Any] = {"muon_weight_dimension_numbers": omp.muon_dimension_numbers(shapes)}
-    ours: dict[str, Any] = {**dims, "compute_dtype": config.compute_dtype}
+    ours: dict[str, Any] = {**dims, "compute_dtype": config.dtype}
     return {
         ADAMW: optax.adamw(0.01),
         REFERENCE: optax.contrib.muon(0.01, **dims),
@@ -51,7 +51,7 @@ def main(config: Config) -> None:
         row = update.figures | timings(seconds[name], seconds[REFERENCE], seconds[MUON])
         if name != ADAMW:
             polar: Any = "newton_schulz" if name == REFERENCE else "auto"
-            operations = products.operations(config.size, polar, config.compute_dtype)
+            operations = products.operations(config.size, polar, config.dtype)
             row |= {"gflop": operations / 1e9, "gflop_per_s": operations / row["median_s"] / 1e9}
         rows[name] = row
     same, reference = updates[SAME_UPDATE](), updates[REFERENCE]()

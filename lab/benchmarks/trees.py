@@ -73,11 +73,6 @@ class Options:
         return size._replace(width=width, layers=layers, feed_forward=feed_forward)
 
     @property
-    def compute_dtype(self) -> str | None:
-        """The dtype of products, as the optimizers of this package take it."""
-        return None if self.dtype == "float32" else self.dtype
-
-    @property
     def changed(self) -> list[str]:
         """Parts of a file's name: the width and depth that are not the model's own."""
         names = ("width", "layers")

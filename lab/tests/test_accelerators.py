@@ -42,11 +42,9 @@ def test_a_row_has_the_update_that_its_name_says():
     tree = {"up": {"kernel": jax.ShapeDtypeStruct((16, 48), jnp.float32, sharding=place)}}
     params = {"up": {"kernel": jax.random.normal(jax.random.key(0), (16, 48))}}
     for name, expected in {
-        "omp.muon": omp.muon(0.02, compute_dtype="bfloat16", **parity.AS_OPTAX),
-        "omp.muonplus": omp.muonplus(0.02, compute_dtype="bfloat16"),
-        "omp.muonplus:col_row": omp.muonplus(
-            0.02, compute_dtype="bfloat16", **{x: omp.PAPER[x] for x in parity.COL_ROW}
-        ),
+        "omp.muon": omp.muon(0.02, **parity.AS_OPTAX),
+        "omp.muonplus": omp.muonplus(0.02),
+        "omp.muonplus:col_row": omp.muonplus(0.02, **{x: omp.PAPER[x] for x in parity.COL_ROW}),
         "optax.contrib.muon": optax.contrib.muon(0.02),
     }.items():
         found, correct = (

@@ -24,7 +24,11 @@ LINKS = {
     "link": lambda f: [omp.momentum(), f],
     "alone": lambda f: [f],
     "polar": lambda f: [omp.momentum(), omp.orthogonalize(polar=f), omp.normalize("row")],
-    "behind a polar factor": lambda f: [omp.orthogonalize(), f, omp.scale_by_shape()],
+    "behind a polar factor": lambda f: [
+        omp.orthogonalize(compute_dtype="float32"),
+        f,
+        omp.scale_by_shape(),
+    ],
     "adaptive": lambda f: [omp.scale_by_muonplus(polar=f, adaptive=True)],
 }
 MACHINES = {

@@ -11,11 +11,11 @@ import pytest
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.models import sharding
 from examples.trainer.models.sharding import make_mesh
-from examples.trainer.settings.run import ModelConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.training import loss as training_loss
 from examples.trainer.training.evaluate import evaluate, perplexity, short
 from examples.trainer.training.loss import NO_TARGET, head_loss
-from examples.trainer.training.optimizers import Rates, for_platform
+from examples.trainer.training.optimizers import Rates
 from tests.support.trainer import ADAMW_RULE, CUBE, assemble_toy
 
 
@@ -144,20 +144,6 @@ def test_logits_are_never_held_at_once(evaluates, monkeypatch):
 
 
 # Half precision
-
-
-@pytest.mark.parametrize(
-    ("platform", "changes", "dtype"),
-    [
-        ("cpu", {}, "float32"),
-        ("gpu", {}, "bfloat16"),
-        ("tpu", {}, "bfloat16"),
-        ("cpu", {"compute_dtype": "bfloat16"}, "bfloat16"),
-        ("gpu", {"compute_dtype": "float32"}, "float32"),
-    ],
-)
-def test_dtype_of_products_by_platform(platform, changes, dtype):
-    assert for_platform(OptimizerConfig(**changes), platform).compute_dtype == dtype
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])

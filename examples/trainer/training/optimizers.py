@@ -1,6 +1,5 @@
 """Builds the optimizer of a run; the only place where an optimizer is chosen by name."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -59,14 +58,6 @@ def matrices(params: optax.Params) -> Any:
     return omp.muon_dimension_numbers(params, layer_axes=layer_axes(params))
 
 
-def for_platform(config: OptimizerConfig, platform: str) -> OptimizerConfig:
-    """The configuration on a cpu, gpu or tpu, whose dtype of products is not auto."""
-    if config.compute_dtype != "auto":
-        return config
-    dtype = "float32" if platform == "cpu" else "bfloat16"
-    return dataclasses.replace(config, compute_dtype=dtype)
-
-
 EPSILON = 1e-8  # Optax's, and that of the paper's code
 
 
@@ -103,7 +94,7 @@ def build(
         rule = optax.partition(parts, lambda params: where.read(params).labels)
     else:
         given = {name: getattr(config, name) for name in TAKEN[config.name]}
-        if given["compute_dtype"] in ("auto", "float32"):
+        if given["compute_dtype"] == "auto":
             given["compute_dtype"] = None
         given |= {"muon_weight_dimension_numbers": matrices, "sharding": sharding}
         made = omp.muonplus if config.name == "muonplus" else omp.muon

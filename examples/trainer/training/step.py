@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from examples.trainer.models import sharding
 from examples.trainer.models.gpt import GPT
 from examples.trainer.models.llama import LLaMA
-from examples.trainer.settings.run import ModelConfig, OptimizerConfig, RunConfig
+from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.training import optimizers
 from examples.trainer.training.loss import head_loss
 from examples.trainer.training.optimizers import Rates
@@ -70,9 +70,8 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
     """The functions of a run; compiles nothing before they are called."""
     init_params = make_init_params(config.model, vocab_size)
     placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
-    rule = optimizers.for_platform(config.optimizer, mesh.devices.flat[0].platform)
     moved = placed if mesh.size > 1 else None
-    build = functools.partial(optimizers.build, rule, config.steps, moved)
+    build = functools.partial(optimizers.build, config.optimizer, config.steps, moved)
 
     def init_from(params: optax.Params, seed: Seed) -> TrainState:
         return TrainState(params, build(Rates(0.0, 0.0)).init(params), jax.random.key(seed))
@@ -81,7 +80,7 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
         return init_from(init_params(seed), seed)
 
     forward, loss = make_forward(config.model, vocab_size, mesh)
-    train_step = make_train_step(config, rule, loss, build, placed, mesh)
+    train_step = make_train_step(config, loss, build, placed, mesh)
     shapes = jax.eval_shape(init, 0)
     abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
     kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
@@ -124,7 +123,6 @@ def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> tuple[Forw
 
 def make_train_step(
     config: RunConfig,
-    rule: OptimizerConfig,
     loss: Loss,
     build: Callable[[Rates], optax.GradientTransformation],
     placed: Any,
@@ -147,7 +145,7 @@ def make_train_step(
             (params, opt_state),
             (state.params, state.opt_state),
         )
-        now = optimizers.rates_at(rule, config.steps, rates, state.opt_state)
+        now = optimizers.rates_at(config.optimizer, config.steps, rates, state.opt_state)
         measured = Measured(jnp.where(finite, value, jnp.nan), norm, now)
         return TrainState(params, opt_state, state.key), measured
 
