@@ -27,7 +27,8 @@ from lab.compiled_programs import child
 
 Row = dict[str, Any]
 PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0}
-"""The seconds that each part may take; earlier parts are worth more."""
+"""The seconds that each part may take, besides those that others leave; earlier parts are worth
+more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +62,9 @@ def main(config: Config) -> Row:
     end = time.monotonic() + config.budget_s
     # JAX would take three quarters of the GPU, which torch shares.
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ
-    for part in config.parts:
-        limit_s = min(PARTS[part], end - time.monotonic())
+    for n, part in enumerate(config.parts):
+        left_s, later_s = end - time.monotonic(), sum(PARTS[x] for x in config.parts[n + 1 :])
+        limit_s = min(max(PARTS[part], left_s - later_s), left_s)
         print(f"{part}, {limit_s:.0f} s at most", flush=True)
         if limit_s > 0:
             run(part, config, environment, limit_s, record)

@@ -42,8 +42,10 @@ def test_rows_of_a_part_that_dies_or_hangs_are_kept_and_others_run(
         "if part == 'float32': print('out of memory', file=sys.stderr, flush=True); os.abort()\n"
         "say(name='second', median_s=0.004)\n"
     )
-    monkeypatch.setitem(gpu.PARTS, "gpt-small", 2.0)
-    config = gpu.Config(parts=("gpt-small", "float32", "llama-1b"), out=tmp_path)
+    monkeypatch.setitem(gpu.PARTS, "gpt-small", 1.0)  # and a second that the others do not need
+    parts = ("gpt-small", "float32", "llama-1b")
+    budget_s = 2.0 + sum(gpu.PARTS[part] for part in parts[1:])
+    config = gpu.Config(parts=parts, budget_s=budget_s, out=tmp_path)
     record = gpu.main(config)
     found = [(row["part"], row["name"], row.get("failed")) for row in record["rows"]]
     assert found == [
