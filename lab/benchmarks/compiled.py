@@ -10,7 +10,7 @@ from lab.benchmarks import meshes
 
 
 class Compiled(NamedTuple):
-    """A compiled update, the seconds that tracing, lowering and compiling took, and its state."""
+    """A compiled program, the seconds that tracing, lowering and compiling took, and its state."""
 
     program: Any
     seconds: float
@@ -26,6 +26,13 @@ class Compiled(NamedTuple):
             "compile_s": self.seconds,
             "state_bytes": sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.state)),
         }
+
+
+def compile_program(function: Any, *args: Any, state: Any = (), options: Any = None) -> Compiled:
+    """Compiles a jitted function for arguments, of which shapes suffice."""
+    begin = time.perf_counter()
+    program = function.lower(*args).compile(compiler_options=options)
+    return Compiled(program, time.perf_counter() - begin, state)
 
 
 def compile_update(
@@ -47,10 +54,8 @@ def compile_update(
     """
     like = params if state_like is None else state_like
     state = meshes.placed_state(jax.eval_shape(tx.init, params), like)
-    begin = time.perf_counter()
     update = jax.jit(tx.update, donate_argnums=1 if donated else ())
-    program = update.lower(params, state, params).compile(compiler_options=options)
-    return Compiled(program, time.perf_counter() - begin, state)
+    return compile_program(update, params, state, params, state=state, options=options)
 
 
 class Update:

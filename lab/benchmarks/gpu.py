@@ -2,11 +2,12 @@
 
     pip install -e '.[cuda13]' -r requirements/examples.txt && python -m lab.benchmarks.gpu
 
-It times whole updates beside those of Optax and, where torch is installed, of `torch.optim.Muon`,
-in one process for each part, with the time that kernels of three classes take. Each part has its
-own time limit. If one fails, hangs or dies, its rows up to there are kept, and the others run. The
-JSON file is written after each row. `--toy` shows on any machine that the parts run. `.ci/gpu` runs
-the core's tests there, which compare polar factors with float64.
+It times updates beside Optax's, and `torch.optim.Muon` and `dion.Muon` where they are installed;
+`omp.contrib.hopper_polar` beside the plain iteration; and training steps beside AdamW's, with the
+time that kernels of three classes take. Each part has a process and a time limit of its own. If one
+fails, hangs or dies, its rows up to there are kept, and the others run. The JSON file is written
+after each row. `--toy` shows on any machine that the parts run. `.ci/gpu` runs the core's tests
+there, which compare polar factors with float64.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from lab.benchmarks import columns, records
 from lab.compiled_programs import child
 
 Row = dict[str, Any]
-PARTS = {"gpt-small": 75.0, "llama-1b": 90.0, "float32": 75.0}
+PARTS = {"kernel": 35.0, "gpt-small": 60.0, "step": 40.0, "float32": 45.0, "llama-1b": 55.0}
 """The seconds that each part may take, besides those that others leave; earlier parts are worth
 more."""
 
@@ -36,13 +37,14 @@ class Config:
     """What is measured."""
 
     parts: tuple[str, ...] = tuple(PARTS)
-    """Some of gpt-small and llama-1b (parameters in bfloat16), and float32 (GPT-Small's)."""
+    """Some of kernel (polar factors), step (a training step of GPT-Small), and updates: gpt-small
+    and llama-1b (parameters in bfloat16), and float32 (GPT-Small's)."""
     toy: bool = False
     """Tiny sizes, for any machine."""
     rounds: int = 7
     """How often programs are timed, in turn."""
     calls: int = 10
-    """Updates that are enqueued before the last is waited for."""
+    """Runs that are enqueued before the last is waited for; a third of them for long ones."""
     budget_s: float = 235.0
     """Seconds for all parts together."""
     out: Path = Path("lab/results/benchmarks")
@@ -116,12 +118,15 @@ COLUMNS: Sequence[columns.Column] = (
     columns.word("part", "part"),
     ("measured", lambda row: "failed" if "failed" in row else row["name"]),
     columns.number("ms", "median_s", 2, 1e-3),
-    columns.number("of Optax's", "of_reference", 3),
+    columns.number("of the reference", "of_reference", 3),
+    columns.number("tokens/s", "tokens_per_s", 0),
     columns.number("TFLOP/s", "tflop_per_s", 0),
     columns.number("products ms", "products_s", 2, 1e-3),
     columns.number("traffic ms", "traffic_s", 2, 1e-3),
     columns.number("waiting ms", "waiting_s", 2, 1e-3),
     columns.number("kernels", "kernels", 0),
+    columns.number("Mosaic calls", "mosaic_calls", 0),
+    columns.number("distance", "distance", 4),
     columns.number("temporary MB", "temporary_bytes", 0, 1e6),
     columns.number("compile s", "compile_s"),
 )

@@ -6,12 +6,14 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from lab.benchmarks import gpu, gpu_rows
 from lab.benchmarks.gpu_rows import Event
 from lab.compiled_programs import child
 
+OTHERS = ["hopper_polar", "auto"]
 MACHINE = {"device": "NVIDIA H100 80GB HBM3"}
 
 
@@ -64,9 +66,9 @@ def test_rows_of_a_part_that_dies_or_hangs_are_kept_and_others_run(
 def test_parts_after_the_budget_are_left_out(tmp_path):
     record = gpu.main(gpu.Config(parts=("float32", "llama-1b"), budget_s=0.0, out=tmp_path))
     assert [row["failed"] for row in record["rows"]] == ["no time was left"] * 2
-    with pytest.raises(SystemExit, match=r"no part stp. Parts are gpt-small"):
+    with pytest.raises(SystemExit, match=r"no part stp. Parts are kernel"):
         gpu.main(gpu.Config(parts=("stp",)))
-    assert sum(gpu.PARTS[part] for part in gpu.Config.parts) <= 240
+    assert sum(gpu.PARTS[part] for part in gpu.Config.parts) <= gpu.Config.budget_s == 235
 
 
 @pytest.mark.parametrize("part", ["gpt-small", "float32"])
@@ -74,7 +76,34 @@ def test_updates_are_timed_on_a_cpu(part, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # torch comes last
     rows = list(gpu_rows.rows(part, True, 1, 2))
     assert len({row["name"] for row in rows}) == len(rows) == 3
+    assert rows[1]["name"] == "omp.muonplus"  # as typed
     assert rows[0]["of_reference"] == 1.0 and all(row["median_s"] > 0 for row in rows)
+
+
+def test_the_kernel_is_compared_with_the_plain_iteration():
+    rows = list(gpu_rows.rows("kernel", True, 1, 2))
+    assert [row["name"].split(",")[0] for row in rows] == 2 * ["plain iteration", *OTHERS]
+    assert [row["of_reference"] for row in rows[::3]] == [1.0, 1.0]
+    for row in rows[1:3] + rows[4:]:
+        assert row["mosaic_calls"] == 0  # a CPU has the plain path
+        assert row["distance"] < 0.05  # as far as the plain and the Gram form in bfloat16 are apart
+
+
+def test_training_steps_are_timed_and_train():
+    seconds = {}
+
+    def timed(programs):
+        for name, program in programs.items():
+            before = jax.tree.map(jnp.copy, program.state.params)
+            after = program()
+            moved = jax.tree.map(lambda x, y: bool((x != y).any()), before, after)
+            assert all(jax.tree.leaves(moved)), name
+            seconds[name] = np.array([0.5])
+        return seconds
+
+    rows = list(gpu_rows.training_steps(True, timed))
+    assert [row["name"] for row in rows] == ["optax.adamw", "optax.contrib.muon", "omp.muonplus"]
+    assert {row["tokens_per_s"] for row in rows} == {16 * 32 / 0.5}
 
 
 def test_time_is_divided_into_products_traffic_and_waiting():
