@@ -36,7 +36,7 @@ from optax_muonplus.muonplus import muonplus
 _HEADER = ("parameter", "shape", "group", "out x in x batch", "scale", "rms", "count", "rule")
 _USERS = ("your rule", GIVEN)
 _NOMINAL = "rms: as in Optax, of exact polar factors; five Jordan steps give 0.7 to 1.1 of it"
-# A head has no output for a position, a type or a time.
+# Rows of these embeddings are not tokens: no head has as many outputs.
 _NO_TOKENS = re.compile(r"(?i)pos|wpe|type|time|seg")
 # Layers within attention, gated or recurrent layers, and first layers.
 _WITHIN = re.compile(
@@ -55,12 +55,13 @@ def describe(
     - group: ``muon``, ``adam``, or ``?`` if no rule fits, which is an error in ``muonplus``;
     - matrices as out x in x batch. The batch counts layers, experts, heads or equal fused blocks;
       fused blocks of another size follow after a +;
-    - the factor by shape, and the root mean square of an update at learning rate 1, for an exact
+    - the shape factor, and the root mean square of an update at learning rate 1, for an exact
       polar factor and without ``adaptive``;
     - the number of parameters, and the rule by which they were read.
 
     Lines below the table have, on a mesh, the load of the busiest device and the bytes received per
-    update; and possible heads, matrices of unusual shapes and suggested rules.
+    update; the dtype of products, if bfloat16 by default; and possible heads, matrices of unusual
+    shapes and suggested rules.
 
     Args:
       params: parameters, or their shapes from ``jax.eval_shape``.
@@ -76,7 +77,7 @@ def describe(
       ValueError: as ``muonplus`` when built and at init, except for parameters that no rule fits.
     """
     arguments = {"learning_rate": 0.0, **arguments}
-    optimizer = muonplus(**arguments)  # refuses what it would refuse
+    optimizer = muonplus(**arguments)  # raises what muonplus raises
     assert isinstance(optimizer, ChainTransformation)
     parts = {type(part): part for part in optimizer.chain.parts}
     norm, scale = parts[Normalize], parts[ScaleByShape]
@@ -187,12 +188,12 @@ def _precision_of_products(
     if orthogonalize.is_iteration and any(x.options.compute_dtype != own for x in fast):
         yield (
             f"products: in bfloat16 on this {backend}, summed in float32;"
-            ' compute_dtype="float32" has them in float32'
+            ' compute_dtype="float32" keeps them in float32'
         )
 
 
 def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
-    """Yields questions about matrices of default rules: is it a head, and is it a matrix?"""
+    """Yields questions about matrices by default rules: is it a head? Is it a matrix at all?"""
     cut = [x for x in leaves if x.rule.endswith(PER_HEAD)]
     guessed = [x for x in leaves if x.layout and not x.rule.startswith(_USERS) and x not in cut]
     to = " It is an argument of omp.per_head." if cut else ""
@@ -204,7 +205,7 @@ def _doubts(leaves: Sequence[LeafInfo]) -> Iterator[str]:
             f" predictions, send it to AdamW by rules={rules}.{to}"
         )
     blocks = [(x, *block) for x in leaves if x.layout for block in x.layout.block_shapes()]
-    # If all matrices are small, a short side is not a sign.
+    # If all matrices are small, a short side is no reason to doubt.
     short = SHORT if any(min(m, n) > SHORT for *_, m, n in blocks) else 0
     layers = {x.index: math.prod(x.shape[axis] for axis in x.stack) or 1 for x in leaves}
     plausible = [x for x, k, m, n in blocks if is_plausible(k // layers[x.index], m, n, short)]

@@ -18,8 +18,8 @@ from optax_muonplus._core.momentum import look_ahead, moving_average
 from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._leaves.paths import flatten_with_names
 
-# The arrays of one momentum. The first has the shape of the parameter, and any others have as many
-# axes, with one number for each block of it.
+# The arrays of one momentum. The first has the shape of the parameter. Any others have as many
+# axes, and one number for each block of the first.
 Buffer = tuple[jax.Array, ...]
 
 
@@ -37,8 +37,8 @@ class MomentumState(NamedTuple):
 class Storage:
     """How the buffers of a momentum are kept between updates.
 
-    The state is a named tuple. Its last field is the count; each field before it has one array of
-    every buffer, in a tree like the parameters.
+    The state is a named tuple. Its last field is the count; each field before it is a tree like the
+    parameters, with one array of every buffer.
     """
 
     empty: Callable[[optax.Params, Any], Any]  # (zeros, count) -> the first state
@@ -103,7 +103,7 @@ class PlainMomentum:
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The dtype of the first array of a buffer; None for that of the parameter."""
+        """The dtype of the first array of a buffer; None means the parameter's."""
         return floating_dtype("mu_dtype", self.mu_dtype, self.other_dtype)
 
     @property
@@ -116,8 +116,8 @@ class PlainMomentum:
         is_real = self.dtype is not None and not jnp.issubdtype(self.dtype, jnp.complexfloating)
         if is_real and any(map(jnp.iscomplexobj, leaves)):
             raise ValueError(
-                f"mu_dtype={self.dtype} cannot hold the momentum of complex parameters. Leave it"
-                " None, or treat them in a group of their own."
+                f"mu_dtype={self.dtype} cannot hold the momentum of complex parameters. Pass"
+                " None, or give complex parameters an optimizer of their own."
             )
         count = jnp.zeros([], jnp.int32) if self.bias_correction else None
         zeros = optax.tree.zeros_like(params, dtype=self.dtype)
@@ -144,8 +144,8 @@ class PlainMomentum:
         compute = LookAhead(self.beta, count, self.nesterov, storage.load)
         directions = []
         for x, m, g in zip(sums, kept, grads, strict=True):
-            # A buffer of several arrays is read. A single one serves only where the direction is
-            # rounded to its dtype; elsewhere the sum before it was rounded is needed.
+            # A direction is computed from a buffer of several arrays. A single array is read only
+            # if the direction is rounded to its dtype anyway; otherwise the unrounded sum is.
             arrays = (*(m if len(m) > 1 else (x,)), *([g] if self.nesterov else []))
             stored = m[0] if len(m) == 1 and m[0].dtype != x.dtype else None
             directions.append(Operand(arrays, x.dtype, compute, stored))

@@ -27,7 +27,7 @@ class Operand(NamedTuple):
         return saturating_cast(x, self.dtype)
 
     def read_for(self, dtype: Any) -> "Operand":
-        """Returns the operand of what is in memory, if the result is rounded to its dtype."""
+        """Returns an operand that reads ``stored`` if the result is rounded to its dtype anyway."""
         stored = self.stored
         if stored is None or narrower_dtype(self.dtype, dtype) != stored.dtype:
             return self._replace(stored=None)

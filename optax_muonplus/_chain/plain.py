@@ -32,12 +32,12 @@ def run_plain(
 ) -> list[jax.Array]:
     """Applies functions to the matrices of leaves, one leaf after another: the reference.
 
-    Every other ``run`` of :func:`optax_muonplus.matrix_chain` has its results, but for the rounding
-    of sums in another order, and of products on an accelerator where ``compute_dtype`` is None. It
-    copies each matrix that is stored as (in, out), and leaves meshes to the compiler.
+    Every other ``run`` of :func:`optax_muonplus.matrix_chain` returns the same up to rounding: sums
+    have another order, and accelerators may multiply in bfloat16 if ``compute_dtype`` is None. This
+    one copies each matrix that is stored as (in, out), and leaves meshes to the compiler.
 
     Args:
-      functions: on matrices ``(batch, out, in)``, in order, as given.
+      functions: of matrices ``(batch, out, in)``, in the order in which they run.
       operands: for each leaf, an array of its shape and sharding.
       leaves: records of matrices.
       factor: a number that multiplies all results, such as a learning rate.

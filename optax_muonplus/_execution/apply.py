@@ -25,7 +25,7 @@ def apply(
     leaves: Sequence[LeafInfo],
     factor: jax.Array | None = None,
 ) -> list[jax.Array]:
-    """Applies functions as ``run_plain`` does, in batches, and on a mesh by a plan."""
+    """Applies functions like ``run_plain``, but in batches, and on a mesh by a plan."""
     results = dict[int, jax.Array]()
     pairs = list(zip(operands, leaves, strict=True))
     for group in group_by(pairs, lambda pair: (pair[0].dtype, pair[1].sharding is None)):
@@ -40,7 +40,7 @@ def _apply(
     leaves: Sequence[LeafInfo],
     factor: jax.Array | None,
 ) -> list[jax.Array]:
-    """Applies functions to leaves of one dtype, all of which are on a mesh, or none."""
+    """Applies functions to operands of one dtype; all leaves are on a mesh, or none is."""
 
     def on(platform: Platform) -> Callable[..., list[jax.Array]]:
         program = lower(functions, platform, operands[0].dtype, factor)
@@ -59,8 +59,8 @@ def _apply(
 
 
 def _platform(leaves: Sequence[LeafInfo], arrays: Any) -> Platform | None:
-    """Returns the platform of the devices that leaves name, or of values; None when traced."""
-    # Types have abstract meshes without devices. The functions are then traced for every platform.
+    """Returns the platform of a mesh in ``sharding=``, else JAX's default, or None when traced."""
+    # An abstract mesh has no devices. After None, the functions are traced for every platform.
     meshes = (leaf.given_sharding.mesh for leaf in leaves if leaf.given_sharding)
     devices = (mesh.devices for mesh in meshes if isinstance(mesh, Mesh))
     backends = [x.flat[0].platform for x in devices]
@@ -87,7 +87,7 @@ def _apply_on_device(
 
 
 def _with_mesh_type(x: jax.Array) -> jax.Array:
-    """Gives an array made before ``jax.set_mesh`` a type on Explicit axes, as a loop needs."""
+    """Gives an array made before ``jax.set_mesh`` a type on Explicit axes, which loops need."""
     mesh = jax.sharding.get_abstract_mesh()
     if not axes_of_type(mesh, AxisType.Explicit) or not jax.typeof(x).sharding.mesh.empty:
         return x

@@ -1,4 +1,4 @@
-"""Applies functions to matrices that are whole on the device that works on them."""
+"""Applies functions to matrices, each of them whole on one device."""
 
 import itertools
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def apply_local(
     layouts: Sequence[MatrixLayout],
     dtypes: Sequence[Any],
 ) -> list[jax.Array]:
-    """Applies ``program`` on one device, or as the compiler distributes it, to any leaves."""
+    """Applies ``program`` to leaves on one device, or as the compiler distributes them."""
     batches: list[MatrixBatch] = []
     stops = []
     for operand, layout, dtype in zip(operands, layouts, dtypes, strict=True):
@@ -44,15 +44,15 @@ def apply_local(
 
 
 def apply_batched(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to batches of any shapes; results are stored like them."""
+    """Applies ``program`` to batches of any shapes; each result is stored like its batch."""
     functions = {"cpu": apply_in_loops, "gpu": apply_in_stacks, "tpu": apply_one_by_one}
     return functions[program.platform](program, batches) if batches else []
 
 
 def apply_to_one(program: Program, batch: MatrixBatch) -> jax.Array:
-    """Applies ``program`` to the batch of one of several branches."""
-    # XLA reserves the memory of the largest branch, and would write float32 where a norm reads
-    # results twice. Written rounded, LLaMA-7B on 256 v5e chips has 409 MB of temporaries, not 587.
+    """Applies ``program`` to one batch, in a branch of ``jax.lax.switch``."""
+    # XLA reserves memory for the largest branch, and would write float32 where a norm reads results
+    # twice. With rounded results, LLaMA-7B on 256 v5e chips has 409 MB of temporaries, not 587.
     x = batch.operand.load()
     for function in program.stored(batch.transposed):
         x = function(x.astype(batch.dtype))

@@ -17,7 +17,7 @@ Arrays = tuple[jax.Array, ...]
 def map_slices(
     function: Callable[..., jax.Array], sources: Arrays, size: int, in_place: bool = False
 ) -> jax.Array:
-    """Maps ``function`` over slices of ``sources`` along their first axis, one by one."""
+    """Maps ``function`` over slices of ``size`` along the first axis of ``sources``."""
     if len(sources[0]) <= size:  # or there are none
         return function(*sources)
     # ``jax.lax.map`` would first fill the results with zeros.
@@ -66,7 +66,7 @@ def _slice_derivative(
 def concatenate(arrays: list[jax.Array], after: Sequence[jax.Array] = ()) -> jax.Array:
     """Joins arrays along their first axis, each written by the operation that computes it.
 
-    Memory for it is taken when the arrays ``after`` are there.
+    The result is allocated once the arrays ``after`` are computed.
     """
     return _concatenate(arrays, list(after))
 
@@ -95,8 +95,8 @@ def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Ar
     """Returns an array without content, batched under ``jax.vmap`` if ``source`` is."""
     typed = jax.typeof(source).sharding
     sharding = None if typed.mesh.empty else NamedSharding(typed.mesh, typed.spec)
-    # ``jax.lax.empty`` alone is batched in every batched program, and so would all results be.
-    # A batched array on Explicit axes needs a sharding.
+    # Under ``jax.vmap``, ``jax.lax.empty`` is batched even if ``source`` is not, and would make all
+    # results batched. A batched array on Explicit axes needs a sharding.
     empty = jax.custom_batching.custom_vmap(
         lambda _: jax.lax.empty(shape, dtype, out_sharding=sharding)
     )

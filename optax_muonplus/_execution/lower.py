@@ -1,12 +1,12 @@
 """What runs in place of a chain's functions: the one place that rewrites them for speed or range.
 
-``run_plain`` gives the same numbers without it. In this order:
+``run_plain`` computes the same without it, up to rounding. The rewrites, in this order:
 
-1. a normalization behind a polar factor becomes a :class:`NormalizeBounded`, with fewer passes;
+1. a normalization after a polar factor becomes a :class:`NormalizeBounded`, with fewer passes;
 2. a factor of all results, such as a learning rate, becomes the last function;
 3. each function gets a form for matrices stored as (in, out);
 4. Newton-Schulz becomes a :class:`FastPolar` of the platform;
-5. in a stack on a GPU, the polar factor receives the largest entries of its matrices.
+5. in a stack on a GPU, the polar factor receives the largest entry of each matrix.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def lower(
     dtype: DTypeLike = jnp.float32,
     factor: jax.Array | None = None,
 ) -> Program:
-    """Returns the program of functions of matrices of ``dtype``, with a factor of all results."""
+    """Returns the program for matrices of ``dtype``; ``factor`` multiplies all results."""
 
     def fast(x: Any) -> Any:
         if isinstance(x, FastPolar):
@@ -89,7 +89,7 @@ def _is_polar(x: Any) -> bool:
 
 
 def _bound(functions: Sequence[MatrixFunction]) -> tuple[MatrixFunction, ...]:
-    """Replaces normalizations of polar factors, also within a dual norm."""
+    """Replaces each normalization after a polar factor, also within a dual norm."""
     made: list[MatrixFunction] = []
     for i, x in enumerate(functions):
         if isinstance(x, ScaleByDualNorm):
@@ -112,12 +112,12 @@ class Times(Elementwise):
 
 @matrix_function
 class NormalizeBounded(MatrixFunction):
-    """Normalizes matrices whose entries are about 1 at most, in fewer passes."""
+    """Normalizes matrices whose entries are at most about 1, in fewer passes."""
 
     normalize: Normalize
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        # Squares of bounded entries stay in range, without a pass that finds the largest.
+        # Squares of bounded entries stay in range: no pass has to find the largest entry first.
         y, first = upcast_for_sum(x), None
         eps = as_real(self.normalize.norm_eps, jnp.finfo(y.dtype).dtype)
         sides = normalized_sides(self.normalize.norm, *x.shape[-2:])
@@ -126,9 +126,9 @@ class NormalizeBounded(MatrixFunction):
             first = squares if first is None else first
             factor = _reciprocal_root(squares + eps)
             if i == len(sides) and self.normalize.match_frobenius:
-                # The squared Frobenius norm was the sum of the first squared norms; it is now the
-                # sum of S / (S + eps) over the last ones, S. The power of two keeps XLA from
-                # merging two sums into one over the matrix, another pass.
+                # The squared Frobenius norm was the sum of the first side's squared norms. It is
+                # now the sum of S / (S + eps) over the last side's squared norms S. The power of
+                # two keeps XLA from merging both sums into one over the matrix, another pass.
                 before = 2**10 * jnp.sum(first / 2**10, (-2, -1), keepdims=True)
                 after = jnp.sum(squares * factor * factor, (-2, -1), keepdims=True)
                 factor *= root(jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 0))

@@ -10,8 +10,8 @@ Platform = Literal["cpu", "tpu", "gpu"]
 
 
 def on_its_platform(function: Callable[[Platform], Callable[..., Any]], *args: Any) -> Any:
-    """Computes ``function(platform)(*args)`` for the platform that is lowered for."""
-    # All three are traced and one is lowered; ``jax.export`` to several platforms keeps several.
+    """Computes ``function(platform)(*args)`` for the platform that JAX lowers for."""
+    # All three are traced and one is lowered; ``jax.export`` keeps one for each of its platforms.
     cpu, tpu, gpu = function("cpu"), function("tpu"), function("gpu")
     return jax.lax.platform_dependent(*args, cpu=cpu, tpu=tpu, default=gpu)
 

@@ -1,9 +1,9 @@
 """A TPU: matrices of one shape are stacked and worked on one after the other, in a loop.
 
-One matrix and the iteration's temporaries fit into the fast memory of a core (VMEM, 128 MiB of a
+One matrix and the iteration's temporaries fit into the fast memory of a core (VMEM, 128 MiB on a
 v5e); a stack does not. Products read from the stack and write into the results without a copy. A
-loop over the parameters themselves, as on a CPU, is slower: every turn copies several to the fast
-memory and uses one. Symmetric products in halves save a quarter of the work and take longer, since
+loop over the parameters themselves, as on a CPU, is slower: every turn copies several to VMEM and
+uses one. Splitting symmetric products in halves saves a quarter of the work but takes longer, since
 joining the parts reads results again. Seen in programs that XLA compiled for a v5e.
 """
 
@@ -19,15 +19,15 @@ from optax_muonplus._execution.loops import concatenate, map_slices
 from optax_muonplus._execution.lower import Program
 from optax_muonplus._execution.polar import products
 
-# Of a stack, and of its results in another dtype. The iteration needs next to nothing more.
+# For a stack, and its results if their dtype differs. The iteration needs hardly any more.
 TPU_STACK_BYTES = 200 * 2**20
 
 
 def apply_one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
     """Applies ``program`` to one matrix after the other."""
     # Libtpu stores a matrix transposed if only that fills its blocks. Swapping the axes then moves
-    # nothing; otherwise libtpu transposes the whole stack. Scanned layers are not swapped, which
-    # would cost 2% (59.5 against 58.4 million cycles).
+    # no data; without the swap libtpu transposes the whole stack. For scanned layers a swap would
+    # cost 2% (59.5 against 58.4 million cycles).
     block = products.TPU_BLOCK
     swapped = [
         x.shape[0] == 1 and x.shape[-1] % block != 0 and x.shape[-2] % block == 0 for x in batches
@@ -51,7 +51,7 @@ def apply_one_by_one(program: Program, batches: Sequence[MatrixBatch]) -> list[j
 
 
 def _itemsize(batch: MatrixBatch) -> int:
-    """Counts bytes of one number in a stack and in its results, which replace it if they can."""
+    """Counts bytes per element of a stack and its results; results of its dtype overwrite it."""
     operand, result = batch.operand.dtype, jnp.dtype(batch.result_dtype)
     return operand.itemsize + (0 if operand == result else result.itemsize)
 

@@ -1,9 +1,9 @@
 """Matrices sharded on a mesh, each worked on whole by one device: pack, work, return.
 
 Every device *packs* its shards into a send buffer with a row for each worker, and one all-to-all
-sends the rows. A worker joins them to whole matrices, *works* on these, and writes the results into
-the same places. A second all-to-all *returns* the rows. Devices that hold copies of a matrix divide
-the work, and gather the results. ``plan.py`` decides who works on what, and has a worked example.
+sends the rows. A worker joins them into whole matrices, *works* on these, and writes the results
+into the same places. A second all-to-all *returns* the rows. Devices that hold copies of a matrix
+divide the work and gather the results. ``plan.py`` assigns the work, and has a worked example.
 
 Each bucket has these two collectives, explicit under ``jax.shard_map``: sharding constraints on a
 stack made the compiler gather all of it ("involuntary full rematerialization") on a 4 x 2 mesh.
@@ -36,8 +36,8 @@ def apply_sharded(
     """Applies a program to the matrices of leaves on one mesh; results keep their shardings."""
     operands = [_in_whole_blocks(x) for x in operands]
     computes = list(dict.fromkeys(x.compute for x in operands))
-    # Hyperparameters that optax.inject_hyperparams made arrays must be arguments of jax.jit and
-    # jax.shard_map. Python numbers stay constants of the program.
+    # Hyperparameters that are arrays, as under optax.inject_hyperparams, must be arguments of
+    # jax.jit and jax.shard_map. Python numbers stay constants of the program.
     values, structure = jax.tree.flatten((computes, program))
     hyperparams = {i: x for i, x in enumerate(values) if isinstance(x, jax.Array | np.ndarray)}
     numbers = tuple(None if i in hyperparams else x for i, x in enumerate(values))
@@ -48,7 +48,7 @@ def apply_sharded(
 
 
 def _in_whole_blocks(operand: Operand) -> Operand:
-    """Loads an operand that has numbers for blocks, since a shard may cut a block."""
+    """Loads an operand that has one number for each block, since a shard may cut a block."""
     shapes = {x.shape for x in operand.arrays}
     return operand if len(shapes) == 1 else Operand.of(operand.load())
 
@@ -94,7 +94,7 @@ def _on_each_device(
     specs = tuple(as_named(x.sharding).spec for x in leaves)
     mesh = leaves[0].sharding.mesh
     # Replicas divide work along axes that cut no array. If members of a jax.vmap lie along such an
-    # axis, devices along it are no replicas: JAX then refuses this array, which all axes cut.
+    # axis, its devices are not replicas: JAX then raises an error for this array, cut by all axes.
     names = usable_axes(mesh)
     taken = jnp.zeros([mesh.shape[name] for name in names], bool)
     everywhere = LeafSharding(mesh, tuple((name,) for name in names))
@@ -113,7 +113,7 @@ def _on_each_device(
 
 @dataclasses.dataclass(frozen=True)
 class _Device:
-    """The part of one device in a route."""
+    """The work of one device on a route."""
 
     program: Program
     route: Route
@@ -144,10 +144,10 @@ class _Device:
 
     def shards_of(self, operands: Sequence[Operand], which: Sequence[int]) -> jax.Array:
         """Returns the shards ``(items, lines, 128)`` of arrays of one kind."""
-        # Rounded before reshaping, like a stored momentum: XLA then makes one array for both.
+        # Rounded before reshaping, like a stored momentum: XLA then writes one array for both.
         narrow = [operands[i]._replace(dtype=self.route.transfer_dtype) for i in which]
         parts = [self.leaves[i].to_items(x.load()) for i, x in zip(which, narrow, strict=True)]
-        # A GPU joins arrays with fewer operations, a TPU in place.
+        # On a GPU ``jnp.concatenate`` is fewer operations; on a TPU it is another pass.
         return concatenate(parts) if self.program.platform == "tpu" else jnp.concatenate(parts)
 
     def pack(self, bucket: Bucket, shards: Sequence[jax.Array]) -> jax.Array:
@@ -158,7 +158,7 @@ class _Device:
         return buffer
 
     def unpack(self, results: Sequence[dict[int, jax.Array]]) -> dict[int, jax.Array]:
-        """Returns arrays by index, from the shards of results by kind and first item."""
+        """Returns arrays by index; ``results`` has their shards by kind and first item."""
         arrays = {}
         for parts, which in zip(results, self.route.leaves, strict=True):
             stops = np.cumsum([self.leaves[i].items for i in which])[:-1]
@@ -167,9 +167,9 @@ class _Device:
         return arrays
 
     def work(self, bucket: Bucket, buffer: jax.Array) -> jax.Array:
-        """Works on a receive buffer; returns the results in the places of their shards."""
+        """Works on the matrices of a receive buffer; results take the places of their shards."""
         dtype = self.route.items[0].result_dtype
-        # Each matrix in the buffer is read once: results of its dtype take its place.
+        # Each matrix in the buffer is read once: results of the same dtype may overwrite it.
         in_place = buffer.dtype == dtype
         results = buffer if in_place else jnp.zeros(buffer.shape, dtype)
         # In a shared round every worker has the same number of items of one kind.
@@ -213,7 +213,7 @@ class _Device:
 
 
 def _rows_of_replica(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Keeps a replica's rows of those that all replicas have."""
+    """Returns this replica's share of rows that all replicas have."""
     if not axes:
         return rows
     rows = rows.reshape(jax.lax.axis_size(axes), -1, *rows.shape[1:])
@@ -221,5 +221,5 @@ def _rows_of_replica(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def _exchange(rows: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Sends each device along ``axes`` its row."""
+    """Sends each row to its device along ``axes``."""
     return jax.lax.all_to_all(rows, axes, 0, 0, tiled=True) if axes else rows

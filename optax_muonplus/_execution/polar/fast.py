@@ -1,13 +1,14 @@
-"""The polar factor as it runs: the definition's numbers by the fastest products of a platform.
+"""The polar factor as it runs, by the fastest products of a platform.
 
 Without ``compute_dtype``, matrices of float32 and bfloat16 are multiplied in bfloat16 on GPUs and
-TPUs, as in other implementations of Muon. The Gram iteration needs more exact products than the
-plain one, and restarts to match:
+TPUs, as in other implementations of Muon, unless JAX's matmul precision was set. The Gram form
+needs more exact products than the plain iteration, or more restarts. By dtype of the products:
 
-- float32 and wider: exact products, as on a CPU, for ``"gram"``. JAX's default on accelerators
-  (TF32, or operands rounded to bfloat16) is enough for the plain iteration only, so ``"auto"`` is
-  plain there unless ``jax_default_matmul_precision`` is ``"highest"``.
-- float16: either form, on GPUs. Errors of the Gram form are below those of plain bfloat16.
+- float32: ``"gram"`` has exact products on all platforms. JAX's default on accelerators (TF32, or
+  operands rounded to bfloat16) is enough for the plain iteration only. There ``"auto"`` is plain,
+  unless ``jax_default_matmul_precision`` is ``"highest"`` or ``"float32"``.
+- float64: either form, always exact.
+- float16: either form. Errors of the Gram form are below those of the plain one in bfloat16.
 - bfloat16: either form, for tables whose restarts make the Gram form as exact as the plain one.
 """
 
@@ -35,7 +36,7 @@ class FastPolar(MatrixFunction):
 
     Attributes:
       options: the definition.
-      platform: the platform of the products; None is that of JAX's default backend.
+      platform: the platform of the products; None means that of JAX's default backend.
       largest: the largest absolute values of the matrices, ``(batch, 1, 1)``; None if unknown.
     """
 
@@ -61,7 +62,7 @@ class FastPolar(MatrixFunction):
 
     @property
     def takes_largest(self) -> bool:
-        """Whether ``largest`` saves a pass: float16 needs the norm of matrices too."""
+        """Whether ``largest`` saves a pass: not in float16, which needs the norm as well."""
         return self.options.compute_dtype == jnp.bfloat16 and self.transpose_equivariant
 
     @property
@@ -94,18 +95,18 @@ class FastPolar(MatrixFunction):
         operand = sums if options.compute_dtype is None else jnp.dtype(options.compute_dtype)
         restarts, precision, upcast = choose_algorithm(options, platform, shape, operand, sums)
         height, width = shape[-2:]
-        # A square matrix is multiplied 8% faster from the left on a CPU. "aol" scales one side: the
-        # right one, as in optax.contrib.muon.
+        # On a CPU, multiplying a square matrix from the left is 8% faster. But "aol" scales one
+        # side: the right one of a square matrix, as in optax.contrib.muon.
         left = height < width or (height == width and options.preconditioning != "aol")
-        # The Gram form in bfloat16 is as near to the polynomial as the plain one if squares are not
-        # rounded, and up to 1.3 times as far if they are.
+        # In bfloat16 the Gram form is as near to the polynomial as the plain one if squares are not
+        # rounded. If they are, its error is up to 1.3 times as large.
         exact_squares = operand == jnp.bfloat16 and restarts != tuple(range(1, len(rows)))
         exact_norm = options.exact_norm and operand != sums
         factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
-        # Entries of y are at most 2, and those of a third power of its Gram matrix far from the
-        # largest number of bfloat16. The first step is a segment by itself. Under "aol" each row
-        # has its own factor.
+        # Entries of y are at most 2: the third power of its Gram matrix stays far below the largest
+        # number of bfloat16. Only the first segment has a scale, and must be a single step. Under
+        # "aol" each row has its own scale.
         saves_passes = (
             (platform, operand) == ("gpu", jnp.bfloat16)
             and len(rows[0]) <= 4
@@ -166,20 +167,20 @@ def polar_factor(x: MatrixArray, options: Orthogonalize = DEFAULT) -> MatrixArra
 
     This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
     operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Before rounding errors in R grow
-    large, R is computed again from X. Float32 products are exact on accelerators too, since the
-    iteration may diverge in TF32. Compared with the plain iteration in bfloat16, the result is
-    nearer to the polynomial in float16, and as near in bfloat16 for tables with such restarts.
+    large, R is computed again from X. Float32 products of the Gram form are exact on accelerators
+    too: it may diverge in TF32. Compared with the plain iteration in bfloat16, it is nearer to the
+    polynomial in float16, and as near in bfloat16 for tables with restarts for that dtype.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.
-      options: every choice.
+      options: the method and its hyperparameters.
 
     Returns:
       An array of ``x``'s shape and dtype.
 
     Raises:
-      ValueError: if only one of ``x`` and ``options.compute_dtype`` is complex, and for ``x`` that
-        is not floating-point.
+      ValueError: if only one of ``x`` and ``options.compute_dtype`` is complex, or if ``x`` is not
+        floating-point.
 
     Source: Dao-AILab, gram-newton-schulz (2026).
     """
