@@ -68,7 +68,7 @@ def _check_functions(functions: Sequence[MatrixFunction], leaves: Sequence[LeafI
         shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", type(result))
         if shape != probe.shape or not is_supported(dtype) or becomes_complex:
             raise ValueError(
-                f"{name}: a function of matrices (out, in) must keep their shape, return"
-                " floating-point numbers, and real ones for real matrices; for"
+                f"{name}: a function of matrices (out, in) must keep their shape, and return"
+                " floating-point numbers, real ones for real matrices; for"
                 f" {probe.dtype} of shape {probe.shape} it gave {dtype} of shape {shape}."
             )

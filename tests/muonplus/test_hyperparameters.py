@@ -151,7 +151,7 @@ def test_a_function_for_polar_under_inject_hyperparams_is_to_be_static():
 def test_functions_that_give_another_kind_of_numbers_are_refused(result):
     if result.dtype.itemsize > 1 or result is jnp.bool_:  # JAX refuses to go on with 8 bits
         tx = omp.muonplus(0.1, polar=lambda x: x.astype(result))
-        with pytest.raises(ValueError, match=f"w: a function on matrices .* gave {result.dtype}"):
+        with pytest.raises(ValueError, match=f"w: a function of matrices .* gave {result.dtype}"):
             tx.init({"w": np.ones((4, 6), np.float32)})
     own = omp.matrix_chain(lambda x: x.astype(result))
     with pytest.raises(ValueError, match=f"gave {result.dtype}"):
@@ -170,7 +170,7 @@ MATRIX = {"up": {"kernel": jnp.ones((4, 6))}}
             r"must be floating-point, got count \(int32\)",
         ),
         ({"count": jnp.zeros(3, jnp.int32)}, {}, r"must be floating-point, got count \(int32\)"),
-        (MATRIX, {"polar": lambda x: x[..., :1]}, r"up/kernel: .*must map .*gave .* \(1, 6, 1\)"),
+        (MATRIX, {"polar": lambda x: x[..., :1]}, r"up/kernel: .*must keep .*gave .* \(1, 6, 1\)"),
         (
             {"up": {"kernel": jnp.ones((4, 6), jnp.complex64)}},
             {"compute_dtype": "bfloat16"},
