@@ -7,7 +7,8 @@ import tyro
 
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import validation
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import command
 
 

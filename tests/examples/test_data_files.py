@@ -11,7 +11,8 @@ from examples.trainer.data import corpus
 from examples.trainer.data import prepare as preparation
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings import validation
-from examples.trainer.settings.run import DataConfig, RunConfig
+from examples.trainer.settings.data import DataConfig
+from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 

@@ -13,7 +13,7 @@ from examples.trainer.data import prepare as preparation
 from examples.trainer.data import tokenizer
 from examples.trainer.data.corpus import split_of
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.texts import serve
 from tests.support.trainer import quiet

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models
 
 from examples.trainer.data import token_files, tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import DamagedFileError, UserError
 from tests.support.trainer import quiet
 

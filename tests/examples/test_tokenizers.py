@@ -15,7 +15,7 @@ from tokenizers import (
 
 from examples.trainer.data import tokenizer
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from examples.trainer.data import tokenizer
 from examples.trainer.data.loader import Loader, enough, order
 from examples.trainer.data.prepare import prepare
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
 from tests.support.trainer import quiet
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydoc_data import topics
 
 from examples.trainer.data.tokenizer import END
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 

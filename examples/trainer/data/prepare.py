@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from examples.trainer.data import corpus, token_files, tokenizer
 from examples.trainer.data.token_files import Dataset, Tokens
-from examples.trainer.settings.run import DataConfig
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
 from examples.trainer.system.errors import DamagedFileError, UserError, load_package
 
