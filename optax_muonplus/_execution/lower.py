@@ -75,9 +75,9 @@ def lower(
     """Returns the program for matrices of ``dtype``; ``factor`` multiplies all results."""
 
     def fast(x: Any) -> Any:
-        if isinstance(x, FastPolar):
-            return FastPolar.of(x.options, platform, dtype)
-        return FastPolar.of(x, platform, dtype) if _is_polar(x) and x.is_iteration else x
+        options = x.options if isinstance(x, FastPolar) else x
+        is_iteration = isinstance(options, Orthogonalize) and options.is_iteration
+        return FastPolar.of(options, platform, dtype) if is_iteration else x
 
     bounded = _bound(functions) + (() if factor is None else (Times(factor),))
     both = bounded, tuple(function.transposed() for function in bounded)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus._execution.device import tpu
 from tests.support.batches import (
     D,
     everywhere_mapped,
@@ -140,3 +141,32 @@ def test_a_tpu_multiplies_one_matrix_at_a_time_in_full_blocks(count, loops, prod
     assert padded == (["384x256"] if count == 1 else ["384x256", "256x384"])
     carries = [set(re.findall(r"<(\d\w+)>", x)) for x in re.findall("stablehlo.while.*", program)]
     assert sorted(carries, key=sorted) == [{f"{shape}xbf16"} for shape in loops]
+
+
+def stacks_of_a_tpu(monkeypatch, shapes, **options):
+    """The program of an update for a TPU whose stacks hold 12 bytes for each of 16 x 48 numbers."""
+    monkeypatch.setattr(tpu, "TPU_STACK_BYTES", 12 * 16 * 48)
+    params = {name: {"kernel": jax.ShapeDtypeStruct(x, jnp.float32)} for name, x in shapes.items()}
+    tx = omp.muonplus(0.02, **options)
+    specs = params, jax.eval_shape(tx.init, params), params
+    with jax.default_matmul_precision(None):
+        return jax.export.export(jax.jit(tx.update), platforms=["tpu"])(*specs).mlir_module()
+
+
+def test_stacks_of_a_tpu_count_results_of_another_dtype(monkeypatch):
+    """Six bytes a number where products are in bfloat16, and four where results take the place."""
+    shapes = {f"up{i}": (16, 48) for i in range(6)}
+    for dtype, length in ((None, 2), ("float32", 3)):
+        program = stacks_of_a_tpu(monkeypatch, shapes, compute_dtype=dtype)
+        assert set(re.findall(r"while.*tensor<(\d)x16x48xf32>", program)) >= {str(length)}
+        assert f"tensor<{length + 1}x16x48x" not in program
+
+
+def test_a_stack_of_a_tpu_waits_for_the_results_of_the_last(monkeypatch):
+    """XLA fills all stacks first if none waits: 451 MB of temporaries in place of 206."""
+    shapes = {f"up{i}": (16, 48) for i in range(4)}
+    barriers = re.findall(
+        r"optimization_barrier (.*) : .*",
+        stacks_of_a_tpu(monkeypatch, shapes, polar="newton_schulz"),
+    )
+    assert max(names.count("%") for names in barriers) == 3  # an empty stack, and two results

@@ -38,6 +38,13 @@ def test_bfloat16_is_the_default_on_accelerators(platform, dtype):
     assert alike[0] == alike[1]
 
 
+def test_a_momentum_is_read_as_it_is_stored_only_where_products_round_it_to_that():
+    for dtype, read in ((None, "bf16"), ("float32", "f32")):
+        program = lowered("cuda", mu_dtype="bfloat16", compute_dtype=dtype)
+        (types,) = re.findall(r"optimization_barrier .* : (.*) loc", program)
+        assert types == f"tensor<1x24x64x{read}>, tensor<1x24x64xf32>"  # and the gradient
+
+
 def test_a_cpu_multiplies_in_float32():
     assert operands(lowered("cpu")) == {"f32"}
     assert operands(lowered("cpu", jnp.bfloat16)) == {"f32"}
