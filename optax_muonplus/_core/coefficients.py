@@ -23,11 +23,7 @@ class Restarts(NamedTuple):
     """Steps, counted from 0, that recompute the Gram matrix, for each dtype of products."""
 
     float32: tuple[int, ...]
-    float16: tuple[int, ...]
     bfloat16: tuple[int, ...]  # all, unless fewer were measured to be as exact
-
-
-_Column = Sequence[tuple[int, ...]]  # restarts of a run of one step, of two steps, and so on
 
 
 class Table(NamedTuple):
@@ -38,17 +34,16 @@ class Table(NamedTuple):
     at the square of any singular value. The error grows with the condition number of Q. A *restart*
     applies Q to X and recomputes R; the plain iteration restarts at every step.
 
-    Restarts for float32 and float16 come from simulated rounding. For bfloat16 they were measured:
-    for five kinds of singular values, results were as close to the float64 polynomial as with the
-    plain iteration.
+    Restarts for float32 come from simulated rounding. For bfloat16 they were measured: for five
+    kinds of singular values, results were as close to the float64 polynomial as with the plain
+    iteration.
     """
 
     rows: tuple[Row, ...]  # one for each step
     repeats_last: bool  # whether the iteration converges if the last row is repeated
     safety_factor: float  # multiplies the norm by which the input is divided
     source: str
-    float32: _Column = ()
-    float16: _Column = ()
+    float32: Sequence[tuple[int, ...]] = ()  # of one step, of two steps, and so on
     bfloat16: Mapping[int, tuple[int, ...]] = types.MappingProxyType({})  # by number of steps
 
     def restarts(self, steps: int) -> Restarts | None:
@@ -56,7 +51,7 @@ class Table(NamedTuple):
         if steps > len(self.float32):
             return None
         bfloat16 = self.bfloat16.get(steps, tuple(range(1, steps)))
-        return Restarts(self.float32[steps - 1], self.float16[steps - 1], bfloat16)
+        return Restarts(self.float32[steps - 1], bfloat16)
 
 
 class Coefficients(NamedTuple):
@@ -208,7 +203,6 @@ TABLES: dict[str, Table] = {
         1.0,
         "Jordan, kellerjordan.github.io/posts/muon (2024)",
         (*[()] * 5, (3,), (4,), (4,)),
-        (*[()] * 3, (2,), (2,), (2, 4), (2, 4), (2, 4, 6)),
         {5: (1, 3), 6: (1, 2, 4)},
     ),
     "you": Table(
@@ -217,7 +211,6 @@ TABLES: dict[str, Table] = {
         1.0,
         "Jiacheng You, in arXiv:2602.21545, appendix; first rows used",
         [()] * 6,
-        (*[()] * 3, (2,), (2,), (2,)),
         {5: (1, 3)},
     ),
     "dion": Table(
@@ -226,7 +219,6 @@ TABLES: dict[str, Table] = {
         1.0,
         "Jiacheng You, x.com/YouJiacheng/status/1905861218138804534",
         [()] * 5,
-        (*[()] * 3, (2,), (2,)),
         {5: (1, 2, 4)},
     ),
     "polar_express": Table(
@@ -235,7 +227,6 @@ TABLES: dict[str, Table] = {
         1.01,
         "Amsel et al., arXiv:2505.16932, appendix A",
         (*[()] * 6, (2,), (2,)),
-        ((), (), (1,), (2,), (1, 2), (1, 3), (1, 3), (1, 3)),
     ),
     # The first row maps 1 to 0.024, and values slightly above 1 to negative ones. The safety factor
     # keeps the singular value of a rank-one matrix below 1, even after rounding to bfloat16.
@@ -245,7 +236,6 @@ TABLES: dict[str, Table] = {
         1.01,
         "Huang, arXiv:2606.00371: 5 steps",
         [()] * 8,
-        (*[()] * 4, (1,), (1,), (2,), (2,)),
         {4: (2, 3), 5: (2, 3), 6: (2, 3, 5), 7: (2, 3, 5), 8: (2, 3, 5)},
     ),
 }

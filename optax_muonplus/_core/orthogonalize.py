@@ -57,13 +57,12 @@ class Orthogonalize(MatrixFunction):
       compute_dtype: dtype of the operands and results of matrix products. Sums are in float32 at
         least; results are rounded once. None means the input's dtype, at least float32, at JAX's
         default matmul precision; on GPUs and TPUs an optimizer then multiplies matrices of float32
-        and bfloat16 in bfloat16, unless that precision was set. TPUs emulate float16 slowly.
-        Derivatives in float16 may overflow: at a zero matrix that is normalized afterwards they are
-        NaN.
+        and bfloat16 in bfloat16, unless that precision was set.
 
     Raises:
       ValueError: for an unknown option, too few rows or too many of your own, ``ns_steps`` or
-        ``eps`` out of range, or a dtype that is not floating-point; when called, for integers.
+        ``eps`` out of range, or a dtype that is float16 or not floating-point; when called, for
+        integers.
 
     Source: Jordan et al. 2024 (Muon); Boissin et al., arXiv:2512.04632 (aol); Grishina et al.,
     arXiv:2506.10935 (schatten).
@@ -78,6 +77,10 @@ class Orthogonalize(MatrixFunction):
 
     def __post_init__(self) -> None:
         operand = floating_dtype("compute_dtype", self.compute_dtype)
+        if operand == np.float16:
+            raise ValueError(
+                'compute_dtype="float16" has too narrow a range for Gram matrices. Pass "bfloat16".'
+            )
         check_word("preconditioning", self.preconditioning, get_args(Preconditioning))
         check_number("eps", self.eps, NOT_NEGATIVE)
         if not callable(self.polar):

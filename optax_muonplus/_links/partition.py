@@ -1,6 +1,5 @@
 """A chain for the matrices of a tree, and any transformation of Optax for everything else."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ def partition(
     """Returns ``optax.partition`` of a chain for matrices and a transformation of all others."""
     if not isinstance(others, AnyLink):
         raise TypeError(f"others must be a transformation like optax.lion(1e-3), got {others!r}.")
-    others = wide_arithmetic(others)
+    others = keep_dtypes(others)
 
     # The chain reads the tree once for both, checks gradients, and shards the first state.
     def over(tree: ResolvedTree) -> optax.GradientTransformationExtraArgs:
@@ -55,18 +54,16 @@ def _partition(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def wide_arithmetic(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Runs a transformation of Optax without float16, and keeps the dtypes of its state."""
+def keep_dtypes(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Keeps the dtypes of a state of Optax, and widens updates of wider parameters."""
     inner = optax.with_extra_args_support(inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         # Multiplied by the learning rate, a float16 update of a float32 parameter would underflow.
         updates = promote(updates, params)
-        # Adam's squares overflow in float16 from a gradient of 256 on.
-        made, new = inner.update(*jax.tree.map(_widen, (updates, state, params)), **extra)
-        made = jax.tree.map(functools.partial(_cast_back, jnp.float16), made, updates)
+        updates, new = inner.update(updates, state, params, **extra)
         # Decays that optax.inject_hyperparams traces in float32 would widen bfloat16 moments.
-        return made, jax.tree.map(functools.partial(_cast_back, jnp.inexact), new, state)
+        return updates, jax.tree.map(_cast_back, new, state)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -96,10 +93,6 @@ def nadamw(
     )
 
 
-def _widen(x: Any) -> Any:
-    return x.astype(jnp.float32) if jnp.result_type(x) == jnp.float16 else x
-
-
-def _cast_back(kind: Any, x: Any, before: Any) -> Any:
+def _cast_back(x: Any, before: Any) -> Any:
     now, then = jnp.result_type(x), jnp.result_type(before)
-    return saturating_cast(x, then) if now != then and jnp.issubdtype(then, kind) else x
+    return saturating_cast(x, then) if now != then and jnp.issubdtype(then, jnp.inexact) else x

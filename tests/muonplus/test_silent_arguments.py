@@ -224,6 +224,7 @@ MISTAKES = [
         lambda: omp.muonplus(0.1, compute_dtype="f32"),
         "compute_dtype must be a floating-p",
     ),
+    (lambda: omp.muonplus(0.1, compute_dtype="float16"), "too narrow a range for Gram matrices"),
     (
         lambda: omp.muonplus(0.1, others=optax.lion),
         "others must be a transformation like",

@@ -23,19 +23,13 @@ class Rounding(NamedTuple):
 
 
 # The source has an error of 4e-4 for float16. That of float32 is the same multiple of its rounding
-# unit, 2^-24. Float16 has twice that here, because Gaussian 1024 x 1500 matrices were three times
-# as far from the polynomial with the source's restart for five Jordan steps as with one a step
-# earlier.
+# unit, 2^-24.
 #
-# Limits are from distances to the float64 polynomial, for every table and singular values of five
+# The limit is from distances to the float64 polynomial, for every table and singular values of five
 # kinds (Gaussian, log-spaced to 1e-3 and 1e-7, rank 10, two large ones; 96 x 256). The error of the
-# result grows with the condition number. Up to these limits it was below 1e-3 in float32 (256 x
-# 1024, log-spaced to 1e-3), and below 0.7 times the error of plain bfloat16 in float16. At 1,000
-# and more, some float16 results were worse than that.
-ROUNDINGS: dict[str, Rounding] = {
-    "float32": Rounding(4e-4 * 2.0**-24 / 2.0**-11, 2000.0),
-    "float16": Rounding(8e-4, 400.0),
-}
+# result grows with the condition number. Up to this limit it was below 1e-3 (256 x 1024, log-spaced
+# to 1e-3).
+FLOAT32 = Rounding(4e-4 * 2.0**-24 / 2.0**-11, 2000.0)
 
 
 def condition(rows, restarts, error):
@@ -67,7 +61,7 @@ def condition(rows, restarts, error):
 
 
 @functools.lru_cache
-def fewest_restarts(rows, products):
+def fewest_restarts(rows):
     """Returns the fewest restarts, counted from 0, for a condition number below its limit.
 
     Of all sets with that many restarts it is the one with the smallest condition number.
@@ -75,7 +69,7 @@ def fewest_restarts(rows, products):
     Source: the autotuner of Dao-AILab, gram-newton-schulz (2026). It makes the same choice for a
     given number of restarts, which it leaves to the user.
     """
-    error, max_condition = ROUNDINGS[products]
+    error, max_condition = FLOAT32
     of_rows = functools.partial(condition, rows, error=error)
     for size in range(len(rows)):
         best = min(itertools.combinations(range(1, len(rows)), size), key=of_rows)

@@ -155,10 +155,9 @@ class OptimizerConfig:
     """Polynomials of the polar step, by the paper's names; cubic ones take fewer products."""
     ns_steps: Annotated[int, Field(ge=1, le=100)] = 5
     """How many of them, as in all of the paper's runs."""
-    compute_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the products of the polar step; sums are in float32. auto: bfloat16 on GPUs and
-    TPUs, as in the paper's code, and float32 on CPUs. float16 is as fast on GPUs and nearer to the
-    exact step; TPUs have no units for it."""
+    TPUs, as in the paper's code, and float32 on CPUs."""
     beta: Decay = 0.95
     """Decay of the momentum of the matrices."""
     nesterov: bool = True

@@ -8,7 +8,6 @@ needs more exact products than the plain iteration, or more restarts. By dtype o
   operands rounded to bfloat16) is enough for the plain iteration only. There ``"auto"`` is plain,
   unless ``jax_default_matmul_precision`` is ``"highest"`` or ``"float32"``.
 - float64: either form, always exact.
-- float16: either form. Errors of the Gram form are below those of the plain one in bfloat16.
 - bfloat16: either form, for tables whose restarts make the Gram form as exact as the plain one.
 """
 
@@ -23,7 +22,7 @@ from optax_muonplus._core.orthogonalize import Orthogonalize
 from optax_muonplus._core.precision import product_dtype
 from optax_muonplus._execution.platforms import Platform, platform_of
 from optax_muonplus._execution.polar import products
-from optax_muonplus._execution.polar.iteration import Iteration, iterate, operations, range_factor
+from optax_muonplus._execution.polar.iteration import Iteration, iterate, operations
 from optax_muonplus._execution.polar.products import Precision, Products
 
 DEFAULT = Orthogonalize()
@@ -62,7 +61,7 @@ class FastPolar(MatrixFunction):
 
     @property
     def takes_largest(self) -> bool:
-        """Whether ``largest`` saves a pass: not in float16, which needs the norm as well."""
+        """Whether ``largest`` saves a pass."""
         return self.options.compute_dtype == jnp.bfloat16 and self.transpose_equivariant
 
     @property
@@ -77,7 +76,7 @@ class FastPolar(MatrixFunction):
     def output_dtype(self) -> DTypeLike | None:
         return self.options.output_dtype
 
-    def flops(self, shape: tuple[int, int]) -> int:
+    def flops(self, shape: Sequence[int]) -> int:
         is_complex = jnp.issubdtype(self.output_dtype or jnp.float32, jnp.complexfloating)
         dtype = jnp.complex64 if is_complex else jnp.float32
         chosen = self.iteration(self._platform, shape, dtype)
@@ -102,7 +101,6 @@ class FastPolar(MatrixFunction):
         # rounded. If they are, its error is up to 1.3 times as large.
         exact_squares = operand == jnp.bfloat16 and restarts != tuple(range(1, len(rows)))
         exact_norm = options.exact_norm and operand != sums
-        factor = range_factor(operand, len(rows[0]))
         block = products.TPU_BLOCK if platform == "tpu" else 1
         # Entries of y are at most 2: the third power of its Gram matrix stays far below the largest
         # number of bfloat16. Only the first segment has a scale, and must be a single step. Under
@@ -114,9 +112,7 @@ class FastPolar(MatrixFunction):
             and options.preconditioning != "aol"
             and not exact_norm
         )
-        made = Products(
-            left, operand, sums, factor, precision, upcast, exact_squares, block, saves_passes
-        )
+        made = Products(left, operand, sums, precision, upcast, exact_squares, block, saves_passes)
         return Iteration(rows, restarts, safety_factor, options.preconditioning, exact_norm, made)
 
 
@@ -139,14 +135,11 @@ def choose_algorithm(
         return gram if polar == "gram" or fewer else plain
 
     # Where no restarts are known, "auto" is the plain iteration.
-    float32, float16, bfloat16 = options.coefficients.restarts or [plain] * 3
+    float32, bfloat16 = options.coefficients.restarts or [plain] * 2
     on_cpu = platform == "cpu"
     if jnp.finfo(operand).nmant < jnp.finfo(jnp.float32).nmant:
-        # A CPU sums some bfloat16 products in bfloat16; accelerators never do. TPUs have no float16
-        # unit, and would round operands to bfloat16.
-        on_tpu = platform == "tpu" and operand == jnp.float16
-        restarts = cheaper(float16 if operand == jnp.float16 else bfloat16)
-        return restarts, EXACT if on_tpu else None, on_tpu or on_cpu
+        # A CPU sums some bfloat16 products in bfloat16; accelerators never do.
+        return cheaper(bfloat16), None, on_cpu
     upcast = operand != sums and on_cpu
     exact = cheaper(float32), EXACT, upcast
     told = jax.config.jax_default_matmul_precision  # ty: ignore[missing-attribute]
@@ -168,8 +161,8 @@ def polar_factor(x: MatrixArray, options: Orthogonalize = DEFAULT) -> MatrixArra
     This multiplies with the longer side m twice instead of 2 T times: 4 n^2 m + 2 n^3 (4T - 3)
     operations in place of T (4 n^2 m + 2 n^3), fewer if m > 1.5 n. Before rounding errors in R grow
     large, R is computed again from X. Float32 products of the Gram form are exact on accelerators
-    too: it may diverge in TF32. Compared with the plain iteration in bfloat16, it is nearer to the
-    polynomial in float16, and as near in bfloat16 for tables with restarts for that dtype.
+    too: it may diverge in TF32. In bfloat16 it is as near to the polynomial as the plain iteration,
+    for tables with restarts for that dtype.
 
     Args:
       x: matrices ``(*batch, out, in)``, real or complex.

@@ -39,10 +39,6 @@ from optax_muonplus._execution.polar.products import (
     round_to,
 )
 
-# Float16 operands are scaled to this Frobenius norm: the Gram matrix then has entries of at most
-# 4 x 64^2, a quarter of float16's range.
-_NORM = 64.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Iteration:
@@ -78,7 +74,7 @@ def iterate(
     # XLA's CPU products are 5 to 10% slower with an axis of size 1 in front (jaxlib 0.10.2).
     y = (x.reshape(x.shape[-2:]) if math.prod(x.shape[:-2]) == 1 else x).astype(dtype)
     if largest is None:
-        y, magnitude = _in_range(y, operand)
+        y, magnitude = scale_by_pow2(y)
     else:
         size = largest.astype(jnp.finfo(dtype).dtype)
         y, magnitude = divide_by_pow2(y, size.reshape(*y.shape[:-2], 1, 1))
@@ -87,7 +83,7 @@ def iterate(
     measured = products.pad(wide) if iteration.exact_norm else y
     gram = products.gram(measured, iteration.exact_norm)
     norm = iteration.safety_factor, iteration.preconditioning, products.saves_passes
-    scale = _scale(measured, gram, scaled_eps, *norm) * products.factor
+    scale = _scale(measured, gram, scaled_eps, *norm)
     if not products.saves_passes:
         gram = round_to(gram * scale * jnp.swapaxes(scale, -1, -2), operand)
     rows = _monic(rows, iteration.restarts) if products.saves_passes else rows
@@ -96,38 +92,7 @@ def iterate(
         if start:
             gram, scale = products.gram(y), None
         y = products.segment(y, gram, rows[start:stop], scale)
-    y = part(y, x.shape[-2:]).astype(dtype) / products.factor
-    return y.astype(x.dtype).reshape(x.shape)
-
-
-@functools.partial(jax.jit, static_argnames="operand", inline=True)
-def _in_range(x: MatrixArray, operand: jnp.dtype) -> tuple[MatrixArray, Scale]:
-    """Divides ``x`` by powers of two, to fit the range of ``operand``, and returns both."""
-    if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
-        return scale_by_pow2(x)
-    # In float16 the Frobenius norm is brought near 64, not the largest element near 1: a few large
-    # elements then do not push the others below the normal numbers. XLA makes one pass.
-    squares = sum_of_squares(x, (-2, -1))
-    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    info = jnp.finfo(squares.dtype)
-    summed = (squares > info.tiny / info.eps) & (squares < info.max)
-    y, magnitude = divide_by_pow2(x, jnp.where(summed, root(squares), largest))
-    # Squares of extreme elements leave the range of float32. The norm is then only known to be at
-    # most that of a matrix full of the largest element.
-    full = 2.0 ** math.ceil(math.log2(math.prod(x.shape[-2:])) / 2)
-    factor = jnp.where(summed, _NORM, _NORM / full)
-    return y * factor, magnitude / factor
-
-
-def range_factor(operand: jnp.dtype, row_length: int) -> float:
-    """Returns a power of two that multiplies iterates, to keep Gram matrices normal numbers."""
-    if jnp.finfo(operand).nexp >= jnp.finfo(jnp.float32).nexp:
-        return 1.0
-    # Elements of the Gram matrix R are about 1/n at first, and off its diagonal 1/n^1.5: below the
-    # normal numbers of float16 (6e-5) from n = 700 on. For rows of three coefficients the factor is
-    # 8, and multiplies R by 64. For singular values up to 2, the highest power of R in the
-    # polynomial is still below 2^16, where float16 ends.
-    return 2.0 ** max(0, min(3, 8 // (row_length - 1) - 1))
+    return part(y, x.shape[-2:]).astype(x.dtype).reshape(x.shape)
 
 
 def _segments(steps: int, restarts: tuple[int, ...]) -> list[tuple[int, int]]:

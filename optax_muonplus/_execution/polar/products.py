@@ -48,7 +48,6 @@ class Products:
     left: bool  # whether the rows are the shorter side: the Gram matrix is Y Y^H, else Y^H Y
     operand: jnp.dtype  # of operands
     dtype: jnp.dtype  # of sums and combinations
-    factor: float = 1.0  # multiplies iterates, and its square Gram matrices, for float16's range
     precision: Precision = None  # of float32 products
     upcast_operands: bool = False  # whether operands are multiplied in ``dtype``
     exact_squares: bool = False  # whether R^2 is not rounded for a row of three coefficients
@@ -91,7 +90,6 @@ class Products:
         exact = self.exact_squares and len(row) == 3
         for degree, c in enumerate(row[1:], start=1):
             power = gram if power is None else self.matmul(gram, power, exact)
-            c = c / self.factor ** (2 * degree)
             if scale is not None and self.saves_passes:
                 c = c * scale ** (2 * degree)
             p = p + c * power.astype(self.dtype)

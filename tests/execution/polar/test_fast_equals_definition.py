@@ -48,21 +48,17 @@ def test_float32(name, platform, monkeypatch):
         np.testing.assert_allclose(fast(x), options(x), atol=ATOL.get(name, 2e-5))
 
 
-@pytest.mark.parametrize(
-    "name, dtype, tolerance",
-    [*((name, "bfloat16", 3e-2) for name in ("plain", "auto", "cubic", "aol"))]
-    + [(name, "float16", 4e-3) for name in ("plain", "auto")],
-)
-def test_half_precision(name, dtype, tolerance):
+@pytest.mark.parametrize("name", ["plain", "auto", "cubic", "aol"])
+def test_half_precision(name):
     """Errors are of the size of the dtype's digits in both; each product is rounded once."""
     exact = Orthogonalize(**OPTIONS[name])
-    options = Orthogonalize(**OPTIONS[name], compute_dtype=dtype)
+    options = Orthogonalize(**OPTIONS[name], compute_dtype="bfloat16")
     for shape in ((48, 160), (160, 48)):
         x = gaussian(shape)
         found, defined, wide = (f(x) for f in (FastPolar(options), options, exact))
         size = jnp.linalg.norm(wide)
         errors = [float(jnp.linalg.norm(y - wide) / size) for y in (found, defined)]
-        assert max(errors) < tolerance and min(errors) > tolerance / 50
+        assert max(errors) < 3e-2 and min(errors) > 6e-4
         assert 0.5 < errors[0] / errors[1] < 2
 
 

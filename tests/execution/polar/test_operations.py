@@ -72,7 +72,7 @@ def test_auto_counts_operations_and_asks_for_float32_products():
     assert not chooses_gram(square)
     assert not chooses_gram((1, 32, 48))  # break-even
     assert not chooses_gram(wide, ns_coeffs="polar_express", compute_dtype="bfloat16")
-    assert not chooses_gram(square, "gpu", compute_dtype="float16")
+    assert not chooses_gram(square, "gpu", compute_dtype="bfloat16")
     # There float32 products are TF32 unless told otherwise.
     assert not chooses_gram(wide, "gpu")
     with jax.default_matmul_precision("highest"):
