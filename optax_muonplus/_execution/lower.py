@@ -62,6 +62,14 @@ class Program:
         rest = self.functions[1:], self.transposed[1:]
         return Program((first, *rest[0]), (first, *rest[1]), self.platform)
 
+    def cut(self, at: int) -> tuple["Program", "Program"]:
+        """Returns the first ``at`` functions, and the others."""
+        parts = (
+            (self.functions[:at], self.transposed[:at]),
+            (self.functions[at:], self.transposed[at:]),
+        )
+        return Program(*parts[0], self.platform), Program(*parts[1], self.platform)
+
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)
 

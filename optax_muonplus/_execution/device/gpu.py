@@ -1,9 +1,10 @@
 """A GPU, and backends without a file here: matrices are worked on in stacks.
 
 Small matrices leave most of the device idle, and a loop that picks a matrix at run time waits for
-the host at every turn. Programs grow with the number of shapes, not of layers. The size of a stack
-bounds the additional memory for any model. Tall matrices have separate stacks. Transposed
-to join the wide ones, they were written three more times: XLA then stores momentum transposed.
+the host at every turn. Programs grow with the number of shapes, not of layers. Similar shapes share
+a stack if its launches would take longer than work on zeros. The size of a stack bounds the
+additional memory for any model. Tall matrices have separate stacks. Transposed to join the wide
+ones, they were written three more times: XLA then stores momentum transposed.
 
 Seen in programs compiled for an H100, and run on one H200 (``lab/benchmarks/README.md``).
 """
@@ -20,10 +21,19 @@ from optax_muonplus._core.precision import saturating_cast
 from optax_muonplus._execution.batches import MatrixBatch, cut_into_chunks, group_by
 from optax_muonplus._execution.loops import map_slices
 from optax_muonplus._execution.lower import Program
+from optax_muonplus._execution.polar.fast import FastPolar
+from optax_muonplus._execution.polar.products import part, with_zeros
+from optax_muonplus._leaves.layout import Shape
 
 # At most 32 float32 matrices of 1024 x 1024, or 8 of 2048 x 2048. The iteration on square
 # matrices needs four times as much in addition: R, R^2, P and the next X.
 STACK_BYTES = 2**27
+
+# FLOPs that take as long as the launches of a stack, at 500 TFLOP/s: about 40 kernels, after each
+# of which an H100 waited 1.7 µs in an update of GPT-Small. The passes over an element, about 40
+# bytes at 3 TB/s, take as long as FLOPS_PER_ELEMENT.
+STACK_FLOPS = 3e10
+FLOPS_PER_ELEMENT = 7000
 
 
 def apply_in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
@@ -86,28 +96,63 @@ def _in_slices(program: Program, batch: MatrixBatch, size: int) -> jax.Array:
 
 
 def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
-    """Applies ``program`` to stacks of matrices that are stored in the same shape."""
+    """Applies ``program`` to stacks of matrices that are stored in the same or a similar shape."""
     results: dict[int, jax.Array] = {}
-    for group in group_by(batches, lambda x: x._replace(transposed=False).program_key):
-        # Sorted: each stack has the two layouts in two runs.
-        members = sorted(group, key=lambda i: batches[i].transposed)
-        sizes = [math.prod(batches[i].shape) * batches[i].dtype.itemsize for i in members]
+    shapes = _stack_shapes(program, [batch.shape for batch in batches])
+    keys = [(x.operand.dtype, x.dtype, x.result_dtype) for x in batches]
+    for group in group_by(range(len(batches)), lambda i: (shapes[i], keys[i])):
+        # Sorted: each stack has its shapes and the two layouts in runs.
+        members = sorted(group, key=lambda i: (batches[i].shape[1:], batches[i].transposed))
+        shape = shapes[members[0]]
+        sizes = [batches[i].shape[0] * math.prod(shape) * keys[i][1].itemsize for i in members]
         for chunk in cut_into_chunks(members, sizes, STACK_BYTES):
-            parts = [batches[i] for i in chunk]
-            split = sum(x.shape[0] for x in parts if not x.transposed)
-            array = jnp.concatenate([x.operand.load() for x in parts])
-            largest = [x.largest for x in parts if x.largest is not None]
-            known = program
-            if len(largest) == len(parts):
-                known = program.with_largest(jnp.max(jnp.concatenate(largest), -2, keepdims=True))
-            stack = _at_once(known, array, parts[0], split)
-            stops = itertools.accumulate(x.shape[0] for x in parts)
-            results |= zip(chunk, jnp.split(stack, list(stops)[:-1]), strict=True)
+            outputs = _in_one_stack(program, [batches[i] for i in chunk], shape)
+            results |= zip(chunk, outputs, strict=True)
     return [results[i] for i in range(len(batches))]
 
 
-def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, split: int) -> jax.Array:
-    """Applies ``program`` to a stack whose matrices are stored as (in, out) from ``split`` on."""
+def _stack_shapes(program: Program, shapes: Sequence[Shape]) -> list[Shape]:
+    """Chooses the shape of a stack for each batch: zeros may lengthen the longer side."""
+    polar = program.functions[0]
+    if not (isinstance(polar, FastPolar) and polar.transpose_equivariant):
+        return [shape[1:] for shape in shapes]
+
+    def cost(shape: Shape) -> int:
+        return polar.flops(shape) + FLOPS_PER_ELEMENT * math.prod(shape)
+
+    chosen: dict[Shape, Shape] = {}
+    for shape in sorted({shape[1:] for shape in shapes}, key=max, reverse=True):
+        fits = (x for x in chosen.values() if x[0] >= shape[0] and x[1] >= shape[1])
+        longer = min((x for x in fits if min(x) == min(shape)), default=shape)
+        count = sum(x[0] for x in shapes if x[1:] == shape)
+        saves = count * (cost(longer) - cost(shape)) < STACK_FLOPS
+        chosen[shape] = longer if saves else shape
+    return [chosen[shape[1:]] for shape in shapes]
+
+
+def _in_one_stack(
+    program: Program, batches: Sequence[MatrixBatch], shape: Shape
+) -> list[jax.Array]:
+    """Applies ``program`` to batches whose matrices fit into ``shape``, in one stack."""
+    x = jnp.concatenate([with_zeros(batch.operand.load(), shape) for batch in batches])
+    largest = [x.largest for x in batches if x.largest is not None]
+    if len(largest) == len(batches):
+        rows = jnp.concatenate([with_zeros(y, (shape[0], 1)) for y in largest])
+        program = program.with_largest(jnp.max(rows, -2, keepdims=True))
+    runs = [list(run) for _, run in itertools.groupby(batches, lambda x: x.shape[1:])]
+    if runs[0][0].shape[1:] == shape and len(runs) == 1:
+        return _results(_at_once(program, x, batches), batches)
+    first, rest = program.cut(1)
+    stops = list(itertools.accumulate(sum(x.shape[0] for x in run) for run in runs))
+    results: list[jax.Array] = []
+    for run, y in zip(runs, jnp.split(_at_once(first, x, batches), stops[:-1]), strict=True):
+        results += _results(_at_once(rest, part(y, run[0].shape[1:]), run), run)
+    return results
+
+
+def _at_once(program: Program, x: jax.Array, batches: Sequence[MatrixBatch]) -> jax.Array:
+    """Applies ``program`` to the stack of ``batches``, transposed ones last."""
+    split = sum(batch.shape[0] for batch in batches if not batch.transposed)
     for function, transposed in zip(program.functions, program.transposed, strict=True):
         if split == 0:
             x = transposed(x)
@@ -115,5 +160,11 @@ def _at_once(program: Program, x: jax.Array, stack: MatrixBatch, split: int) -> 
             x = function(x)
         else:
             x = jnp.concatenate([function(x[:split]), transposed(x[split:])])
-        x = x.astype(stack.dtype)  # only the first function may get a narrower dtype
-    return saturating_cast(x, stack.result_dtype)
+        x = x.astype(batches[0].dtype)  # only the first function may get a narrower dtype
+    return x
+
+
+def _results(stack: jax.Array, batches: Sequence[MatrixBatch]) -> list[jax.Array]:
+    """Returns the results of each batch of a stack, in their dtype."""
+    stops = list(itertools.accumulate(batch.shape[0] for batch in batches))
+    return jnp.split(saturating_cast(stack, batches[0].result_dtype), stops[:-1])

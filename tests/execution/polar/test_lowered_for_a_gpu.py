@@ -161,6 +161,35 @@ def test_the_lowered_iteration_is_as_near_to_the_polynomial():
     assert ratios.max() < 1.1, dict(zip(spectra, ratios, strict=True))  # found: 1.01
 
 
+SIMILAR = {"square": (24, 24), "wide": (24, 40), "wider": (24, 56), "tall": (40, 24)}
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 2e-4), ("bfloat16", 0.08)])
+def test_similar_shapes_share_a_stack_if_that_saves_time(dtype, limit, monkeypatch):
+    """Zeros lengthen the longer side for the polar factor alone: norms and factors are by shape."""
+    rng = np.random.default_rng(0)
+    grads = {
+        name: {"kernel": 10**i * rng.standard_normal((n, m)).astype(np.float32)}
+        for i, (name, (n, m)) in enumerate((SIMILAR | {"taller": (72, 24)}).items())
+    }
+    tx = omp.scale_by_muonplus(compute_dtype=dtype, polar="newton_schulz")
+
+    def update(grads):
+        return tx.update(grads, tx.init(grads))[0]
+
+    found, together = run_here(update, grads)
+    for name, g in grads.items():
+        g = g["kernel"].T.astype(np.float64)
+        step, _ = reference.muonplus_step(g, 0 * g, g, 1, learning_rate=-1.0)
+        distance = np.linalg.norm(found(grads)[name]["kernel"].T - step) / np.linalg.norm(step)
+        assert distance < limit, f"{name}: {distance}"
+    monkeypatch.setattr("optax_muonplus._execution.device.gpu.STACK_FLOPS", 0)
+    _, apart = run_here(lambda grads: update(grads), grads)
+    # Three products in each of five steps: of the wide ones and of the tall ones, or of each shape.
+    assert together.count("stablehlo.dot_general") == 2 * 15
+    assert apart.count("stablehlo.dot_general") == 5 * 15
+
+
 def test_powers_of_long_rows_stay_in_range():
     """Of a matrix of ones the thirteenth power of an unscaled Gram matrix is 2^150."""
     ones = np.ones((1, 64, 64), np.float32)
