@@ -41,11 +41,13 @@ class Config(trees.Options):
     """`h100:N`, or a kind of TPU and its layout: `v5e:4x4`, `v5p:2x2x1`, `v6e:2x2`, `v5e:1`."""
     tree: trees.Name = "gpt-small"
     """Shapes of the parameters."""
+    model: trees.Model | None = None
+    """A model of AlgoPerf in place of `--tree`, one leaf a kernel."""
     scanned: bool = False
     """One leaf for a kernel of all layers, with a leading axis, in place of one leaf a layer."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Dtype of parameters and gradients, and so of Optax's products."""
-    products: Literal["default", "bfloat16", "float16", "float32"] = "default"
+    products: Literal["default", "bfloat16", "float32"] = "default"
     """Dtype of this package's products; on a GPU, XLA rounds operands of float32 to TF32."""
     rows: tuple[str, ...] = (REFERENCE, "omp.muon", "omp.muonplus")
     """Which rows to compile: optax.contrib.muon, omp.muon with Optax's update, omp.muonplus, or
@@ -61,6 +63,8 @@ def main(config: Config) -> None:
         target = targets.parse(config.target)
     except ValueError as error:
         raise SystemExit(str(error)) from None
+    if config.model and (config.changed or config.scanned):
+        raise SystemExit("--model leaves no choice of --width, --layers and --scanned.")
     if unknown := sorted({*config.rows} - {REFERENCE, *OURS}):
         raise SystemExit(f"There is no row {unknown[0]}: {', '.join((REFERENCE, *OURS))}.")
     if sentence := targets.missing(target):
@@ -77,7 +81,7 @@ def main(config: Config) -> None:
     record = records.describe_run("lab.benchmarks.accelerators", config)
     record |= {"compilers": targets.compilers(target), "rows": rows}
     form = [*["scanned"] * config.scanned, *config.changed, config.dtype]
-    parts = ["accelerators", config.target.replace(":", "-"), config.tree, *form]
+    parts = ["accelerators", config.target.replace(":", "-"), config.model or config.tree, *form]
     records.write(config.out, "-".join(parts), record)
 
 
@@ -101,6 +105,8 @@ def figures(name: str, config: Config, target: targets.Target) -> dict[str, Any]
 def placed(config: Config, target: targets.Target) -> Any:
     """Cuts the rows of matrices over all devices of the target (FSDP)."""
     mesh = Mesh(targets.devices(target), ("data",))
+    if config.model:
+        return meshes.placed(trees.shapes_of_model(config.model, config.dtype), mesh, "data")
     tree = meshes.placed(trees.shapes(config.size, config.dtype), mesh, "data")
     return trees.scanned(tree) if config.scanned else tree
 

@@ -33,7 +33,7 @@ def programs() -> dict[str, dict[str, Any]]:
     """Reads the records, by their model and devices."""
     records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
     return {
-        f"{config['tree']}, {config['target'] if 'target' in config else config['mesh']}": record
+        f"{config.get('model') or config['tree']}, {config.get('target') or config['mesh']}": record
         for record in records
         for config in [record["config"]]
     }

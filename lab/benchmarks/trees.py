@@ -1,16 +1,20 @@
 """Shapes of the parameters of the paper's models and of a mixture of experts, in Flax's names.
 
+`models/` has the shapes of four models of AlgoPerf, as they are.
+
 Query, key and value are three matrices, where the GPT of the paper's code has one. Each layer of
 the mixture has one leaf (experts, in, out) for all kernels of a kind, and a router. Its sizes are
 those of DeepSeekMoE 16B's routed experts (arXiv:2401.06066).
 """
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 import optax_muonplus as omp
@@ -19,6 +23,8 @@ Name = Literal[
     "gpt-256", "gpt-384", "gpt-small", "gpt-base", "gpt-large", "gpt-huge",
     "llama-60m", "llama-130m", "llama-350m", "llama-1b", "llama-7b", "deepseek-moe",
 ]  # fmt: skip
+Model = Literal["resnet-50", "vit-s", "conformer", "wmt"]
+MODELS = Path(__file__).parent / "models"
 
 
 class Size(NamedTuple):
@@ -94,6 +100,13 @@ def shapes(size: Size, dtype: Any = jnp.float32) -> dict[str, Any]:
         mlp["gate"] = kernel(*experts, d, f)
     block |= {"experts": mlp, "router": kernel(d, size.experts)} if experts else mlp
     return {f"block_{i}": block for i in range(size.layers)} | {"norm_out": scale}
+
+
+def shapes_of_model(name: Model, dtype: Any = jnp.float32) -> dict[str, Any]:
+    """Reads a tree of shapes from its file, which names the source."""
+    leaves = json.loads((MODELS / f"{name}.json").read_text())["leaves"]
+    shaped = {path: jax.ShapeDtypeStruct(tuple(shape), dtype) for path, shape in leaves.items()}
+    return traverse_util.unflatten_dict(shaped, sep="/")
 
 
 # The argument of `omp.muon_dimension_numbers` for `scanned` trees.
