@@ -31,8 +31,8 @@ WAYS = {
 
 # Three shapes take, in five steps, 3 products each where plain. The two that are not square have
 # the Gram form: 4 each but for the first with its 3 in float32, as on a CPU; with two restarts in
-# bfloat16, three segments that take 3, 7 and 7.
-PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 15 + 17 + 17, "tpu": 15 + 17 + 17}
+# bfloat16, three segments that take 3, 7 and 7. On a GPU such small squares share a stack.
+PRODUCTS = {"cpu": 15 + 19 + 19, "cuda": 17 + 17, "tpu": 15 + 17 + 17}
 
 
 @pytest.mark.cpu_program
