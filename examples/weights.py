@@ -26,7 +26,7 @@ from examples.trainer.runs.trained import CheckpointRef
 from examples.trainer.settings.run import Family, ModelConfig, RunConfig, hidden_width
 from examples.trainer.system.errors import UserError, load_package
 from examples.trainer.system.files import read_json, shown
-from examples.trainer.training.step import make_init_params
+from examples.trainer.training.step import init_params
 
 HEAD = "lm_head.weight"
 H, L = "transformer.h.{}", "model.layers.{}"  # the number of the layer takes the place of {}
@@ -57,7 +57,7 @@ TABLES: dict[Family, dict[str, str]] = {"gpt": GPT, "llama": LLAMA}
 
 def abstract(config: ModelConfig, vocab_size: int) -> Any:
     """The tree of a model, with shapes and types instead of arrays."""
-    return jax.eval_shape(make_init_params(config, vocab_size), 0)
+    return jax.eval_shape(lambda: init_params(config, vocab_size, 0))
 
 
 def from_state_dict(

@@ -202,7 +202,7 @@ def repeated(arrays: dict[str, np.ndarray], model: Model, optimizer: OptimizerCo
     config = RunConfig(model=model.config, optimizer=rule, steps=steps, accumulate=pieces)
     functions = make_functions(config, model.words, one_device())
     params = jax.tree.map(jnp.array, model.params)  # a copy, since a step reuses its memory
-    state = functions.init_from(jax.device_put(params, shardings_of(functions.abstract.params)), 0)
+    state = functions.init(0, jax.device_put(params, shardings_of(functions.abstract.params)))
     found = []
     for batch in zip(arrays["inputs"], arrays["targets"], strict=True):
         rows = (x.reshape(-1, length).astype(np.int32) for x in batch)

@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 from scipy import stats
 
-from examples.trainer.runs.metrics import GRADIENT_NORM, METRICS, read_metrics
+from examples.trainer.runs.metrics import GRADIENT_NORM, METRICS
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError, command
 from lab.sweeps.contrasts import Estimate, estimate
@@ -59,7 +59,7 @@ def keep(sweep: Path) -> dict[Trial, Steps]:
     for trial in Ledger(sweep).results():
         metrics = sweep / "runs" / trial.name / METRICS
         if trial not in known and metrics.exists():
-            known[trial] = measured(read_metrics(metrics))
+            known[trial] = measured(files.read_json_lines(metrics))
     lines = [
         json.dumps(dataclasses.asdict(t) | dataclasses.asdict(known[t])) + "\n"
         for t in sorted(known, key=lambda t: (t.method, t.rate, t.seed))

@@ -14,7 +14,9 @@ from pydantic import Field
 from examples.trainer.settings.run import TITLES as TITLES_OF_RULES
 from examples.trainer.settings.run import Name as Rule
 from examples.trainer.settings.run import Norm, RunConfig
-from examples.trainer.settings.validation import STRICT, Count, FinitePositive
+from examples.trainer.settings.validation import STRICT, Count
+
+FinitePositive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 # A polynomial, with a number of steps if it is not --optimizer.ns-steps; or the exact factor.
 ORTHO = re.compile(r"svd|(?P<coeffs>jordan|you|polar_express|cubic)(-(?P<steps>[1-9]\d?))?")

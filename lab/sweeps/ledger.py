@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.trainer.runs.metrics import METRICS, read_metrics
+from examples.trainer.runs.metrics import METRICS
 from examples.trainer.system import files
 from examples.trainer.system.errors import UserError
 from lab.sweeps import machine
@@ -78,7 +78,7 @@ def parse(record: dict[str, Any]) -> tuple[Trial, Result]:
 
 def measured(folder: Path, diverged_at: int | None, seconds: float) -> Result:
     """Reads the result of a finished run from its metrics."""
-    records = read_metrics(folder / METRICS)
+    records = files.read_json_lines(folder / METRICS)
     val = [record for record in records if "val_loss" in record]
     return Result(
         val=[(record["step"], record["val_loss"]) for record in val],

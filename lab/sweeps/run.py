@@ -151,7 +151,7 @@ def run_trial(
     try:
         with only_writer(own_folder):
             display = Steps(console, config.steps)
-            _, _, stopped_by = execute(run, own_folder, [display], lambda state, step: None)
+            _, _, stopped_by = execute(run, own_folder, [display])
         if stopped_by:
             return stopped_by
     except Diverged as error:

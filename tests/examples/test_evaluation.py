@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.trainer.training.evaluate import evaluate
+from examples.trainer.runs.loop import evaluate
 from tests.support.trainer import CUBE, assemble_toy
 
 
@@ -11,7 +11,7 @@ def test_all_of_the_validation_text_is_evaluated_whatever_the_batch(text):
         setup = assemble_toy(text, mesh, devices, eval_batches=10**6, **sizes)
         loss = setup.functions.loss
         state, before = setup.functions.init(0), loss._cache_size()
-        found = evaluate(loss, state.params, setup.config, setup.dataset.val, setup.mesh)
+        found = evaluate(setup, state.params)
         assert loss._cache_size() <= before + 1  # one shape, also of the last batch
         return found["val_loss"]
 

@@ -14,7 +14,7 @@ from examples.trainer.models import sharding
 from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import ModelConfig, OptimizerConfig, training_flops_per_token
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import make_forward, make_init_params
+from examples.trainer.training.step import init_params, make_forward
 from tests.support.model_trees import leaves, stacked
 from tests.support.trainer import CUBE
 
@@ -29,7 +29,7 @@ TOKENS = jax.random.randint(jax.random.key(1), (2, 12), 0, V)
 def split(config):
     """The model as a function of parameters and tokens, and its first parameters."""
     forward, _ = make_forward(config, V, sharding.make_mesh("", jax.devices()[:1]))
-    return jax.jit(forward), make_init_params(config, V)(0)
+    return jax.jit(forward), init_params(config, V, 0)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_operations_count_each_weight_that_multiplies(config):
 
 def shapes(config, vocab_size=V):
     """The parameters without their numbers."""
-    return jax.eval_shape(make_init_params(config, vocab_size), 0)
+    return jax.eval_shape(lambda: init_params(config, vocab_size, 0))
 
 
 # The tables count GPT with these positions: Small, Large and Huge with the 1024 of GPT-2, Base with

@@ -1,5 +1,7 @@
 """Optimizers by name: their updates, decay, rates and schedules."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from examples.trainer.models import sharding
 from examples.trainer.settings.command_line import PRESETS
 from examples.trainer.settings.run import DEFAULT_RATES, OptimizerConfig
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import make_init_params
+from examples.trainer.training.step import init_params
 
 PARAMS = {"wte": {"embedding": jnp.ones((3, 4))}, "up": {"kernel": jnp.eye(4, 8) + 1}}
 
@@ -169,6 +171,6 @@ def test_the_trainer_asks_nothing_of_its_own_models():
     """Neither about the fused projection, nor about stacked blocks."""
     for name in ("gpt-tiny", "llama-tiny", "gpt-small"):
         config = PRESETS[name][1]
-        params = jax.eval_shape(make_init_params(config.model, 300), 0)
+        params = jax.eval_shape(functools.partial(init_params, config.model, 300), 0)
         table = optimizers.describe(config.optimizer, params)
         assert "?" not in table and "your rule" not in table and "attn/" in table

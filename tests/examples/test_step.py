@@ -1,6 +1,7 @@
 """A training step: its loss, clipping, sums between hosts, precision, and the evaluation."""
 
 import math
+import unittest.mock
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,9 @@ import pytest
 from examples.trainer.data.token_files import Tokens
 from examples.trainer.models import sharding
 from examples.trainer.models.sharding import make_mesh
+from examples.trainer.runs.loop import Run, evaluate
 from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.training import loss as training_loss
-from examples.trainer.training.evaluate import evaluate, perplexity, short
 from examples.trainer.training.loss import NO_TARGET, head_loss
 from examples.trainer.training.optimizers import Rates
 from tests.support.trainer import ADAMW_RULE, CUBE, assemble_toy
@@ -36,13 +37,6 @@ def test_step_that_is_not_finite_changes_nothing(text):
     assert jnp.isfinite(measured.loss) and (state.params["ln_f"]["scale"] != scale).any()
 
 
-def test_a_perplexity_has_no_overflow():
-    assert perplexity(2.0) == math.exp(2.0)
-    for loss in (710.0, 1e30, math.inf):
-        assert short(perplexity(loss)) == "1.01e+304"
-    assert short(123.456) == "123.46" and short(-0.5, "+.2f") == "-0.50"
-
-
 def of_logits(logits, targets):
     """The mean cross-entropy."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
@@ -51,16 +45,18 @@ def of_logits(logits, targets):
 def test_evaluation_of_a_uniform_model():
     tokens = Tokens(np.arange(200), bytes=800, sha256="")
     config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
-    seen, mesh = [], make_mesh("", jax.devices()[:1])
+    seen = []
 
-    def loss(params, inputs, targets):
+    def loss(scale, inputs, targets):
         seen.append(np.asarray(inputs).tolist())
-        return of_logits(jnp.zeros((*inputs.shape, 300)), targets)
+        return scale * of_logits(jnp.zeros((*inputs.shape, 300)), targets)
 
-    found = evaluate(loss, {}, config, tokens, mesh)
+    data, functions = unittest.mock.Mock(val=tokens), unittest.mock.Mock(loss=loss)
+    run = Run(config, make_mesh("", jax.devices()[:1]), data, functions)
+    found = evaluate(run, 1.0)
     assert found["val_perplexity"] == pytest.approx(300, rel=1e-5)
     assert found["val_bits_per_byte"] == pytest.approx(math.log2(300) / 4, rel=1e-5)
-    evaluate(loss, {}, config, tokens, mesh)
+    assert evaluate(run, math.inf)["val_perplexity"] == math.exp(700)  # more would overflow
     assert len(seen) == 6 and seen[:3] == seen[3:]  # the same batches each time
 
 
@@ -133,14 +129,18 @@ def test_logits_are_never_held_at_once(evaluates, monkeypatch):
     shapes = [((8, 256, 16), "float32"), ((16, 2000), "float32"), ((8, 256), "int32")]
     x, head, targets = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)
 
-    def bytes_of(loss):
+    def lowered(loss):
         function = loss if evaluates else jax.value_and_grad(loss, argnums=(0, 1))
-        compiled = jax.jit(function).lower(x, head, targets).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        return jax.jit(function).lower(x, head, targets)
+
+    def bytes_of(loss):
+        return lowered(loss).compile().memory_analysis().temp_size_in_bytes
 
     logits = 4 * 8 * 256 * 2000
     assert bytes_of(head_loss) < logits / 3
     assert bytes_of(of_all_logits) >= logits  # so that the first says something
+    products = lowered(head_loss).as_text().count("dot_general")
+    assert products == (1 if evaluates else 3)  # no gradient is computed for an evaluation
 
 
 # Half precision

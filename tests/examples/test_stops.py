@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from examples.train import main
-from examples.trainer.runs.loop import StopRequests
-from examples.trainer.runs.metrics import read_metrics
+from examples.trainer.runs.processes import StopRequests
+from examples.trainer.system.files import read_json_lines
 from tests.support.trainer import (
     PATIENCE,
     ROOT,
@@ -46,7 +46,7 @@ def test_crash_then_resume_gives_the_same_losses(tmp_path, text, trained_run):
     with path.open("a") as file:
         file.write('{"step": 14, "train_l')  # the line that was being written
     assert main(["--resume", str(tmp_path / "x")]) == 0
-    records = read_metrics(path)
+    records = read_json_lines(path)
     assert [r["step"] for r in records if "train_loss" in r] == list(range(1, STEPS + 1))
     for kind in ("train_loss", "grad/norm/total", "optim/learning_rate"):
         assert losses(tmp_path / "x", kind) == losses(trained_run, kind)

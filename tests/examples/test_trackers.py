@@ -8,7 +8,7 @@ import types
 import pytest
 
 from examples.train import main
-from examples.trainer.runs.metrics import read_metrics
+from examples.trainer.system.files import read_json_lines
 from tests.support.trainer import STEPS, losses
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -62,7 +62,7 @@ def test_figures_are_those_of_the_record(tracked, monkeypatch):
     for _, given in logged:
         found.setdefault(given["step"], {}).update(given["figures"])
     recorded = {}
-    for record in read_metrics(run / "metrics.jsonl"):
+    for record in read_json_lines(run / "metrics.jsonl"):
         if record["step"] > 16:
             recorded.setdefault(record.pop("step"), {}).update(record)
     assert found == recorded and "val_loss" in found[STEPS]

@@ -9,10 +9,11 @@ from examples import generate
 from examples.trainer.data.prepare import prepare
 from examples.trainer.data.tokenizer import end_of
 from examples.trainer.runs import trained
-from examples.trainer.runs.metrics import METRICS, read_metrics
+from examples.trainer.runs.loop import evaluate, make_run
+from examples.trainer.runs.metrics import METRICS
 from examples.trainer.runs.trained import CheckpointRef, Sampling, sample_ids
 from examples.trainer.system.errors import UserError
-from examples.trainer.training.evaluate import evaluate
+from examples.trainer.system.files import read_json_lines
 from tests.support.trained_model import logits_after
 from tests.support.trainer import on_devices, shared_functions
 
@@ -26,11 +27,10 @@ def test_loaded_parameters_are_those_of_the_step(trained_run, model):
     same = jax.tree.map(lambda a, b: bool((a == b).all()), model.params, other.params)
     assert not all(jax.tree.leaves(same))
     # The parameters of the last step are those that were evaluated at its end.
-    val, records = prepare(model.config.data, print).val, read_metrics(trained_run / METRICS)
-    words = model.tokenizer.get_vocab_size()
-    loss = shared_functions(model.config, words, model.mesh).loss
-    found = evaluate(loss, model.params, model.config, val, model.mesh)
-    assert found["val_loss"] == records[-1]["val_loss"]
+    dataset = prepare(model.config.data, print)
+    run = make_run(model.config, dataset, model.mesh, shared_functions)
+    last = read_json_lines(trained_run / METRICS)[-1]
+    assert evaluate(run, model.params)["val_loss"] == last["val_loss"]
 
 
 def test_loading_needs_only_the_folder_of_the_run(trained_run, tmp_path, model, monkeypatch):

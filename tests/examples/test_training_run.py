@@ -20,8 +20,8 @@ from examples.trainer.runs.metrics import (
     MFU,
     TOKENS_PER_SECOND,
     Display,
-    read_metrics,
 )
+from examples.trainer.system.files import read_json_lines
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import Measured
 from tests.support.trainer import STEPS, losses, losses_are, saved_step, train
@@ -59,7 +59,7 @@ def test_resuming_a_finished_run_only_reports_again(trained_run, tmp_path, capsy
     assert main(["--resume", str(finished)]) == 0
     assert (finished / "metrics.jsonl").read_text() == before
     shown = capsys.readouterr().out
-    val = read_metrics(finished / "metrics.jsonl")[-1]
+    val = read_json_lines(finished / "metrics.jsonl")[-1]
     assert f"validation loss  {val['val_loss']:.4f}" in shown
     assert f"bits per byte    {val['val_bits_per_byte']:.4f}" in shown
     assert f"files            {finished}" in shown
@@ -91,7 +91,7 @@ ALWAYS = {"step", "train_loss", "grad/norm/total", "optim/learning_rate", "optim
 def test_each_step_has_its_figures_under_their_names(tmp_path, text):
     with losses_are({5}):  # as if it had been skipped
         assert train(text, tmp_path, "--name", "x", "--optimizer.clip-norm", "0.01") == 0
-    records = read_metrics(tmp_path / "x" / "metrics.jsonl")
+    records = read_json_lines(tmp_path / "x" / "metrics.jsonl")
     assert [r["step"] for r in records if "skipped" in r] == [5]
     records = [r for r in records if "train_loss" in r]
     speed = {"throughput/duration", TOKENS_PER_SECOND, "throughput/loading_time"}
@@ -203,5 +203,5 @@ def test_figures_of_a_step_need_no_other_program(tmp_path):
     ):
         recorder.add(1, measured, 0.0)
         recorder.write()
-    [record] = read_metrics(tmp_path / "metrics.jsonl")
+    [record] = read_json_lines(tmp_path / "metrics.jsonl")
     assert (record[LEARNING_RATE], record[ADAM_RATE]) == (0.1, 0.2)

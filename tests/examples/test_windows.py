@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from examples.trainer.data import tokenizer
-from examples.trainer.data.loader import Loader, enough, order
+from examples.trainer.data.loader import Loader, check_enough, order
 from examples.trainer.data.prepare import prepare
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system.errors import UserError
@@ -38,7 +38,7 @@ def test_targets_are_the_next_tokens_and_processes_read_parts_of_a_batch():
 
 def test_a_batch_needs_its_text():
     with pytest.raises(UserError, match="too little validation text: 41 tokens, and it needs"):
-        enough(Loader(LOADER.ids, 4, 11, 0), "validation")
+        check_enough(Loader(LOADER.ids, 4, 11, 0), "validation")
 
 
 # Windows of steps 0, 1, 249 and 250, with which an epoch begins, by seed. Runs that were stopped

@@ -17,9 +17,10 @@ from examples.trainer.data.loader import place_batch
 from examples.trainer.data.prepare import prepare
 from examples.trainer.models import sharding
 from examples.trainer.runs.loop import make_run
-from examples.trainer.runs.metrics import Recorder, read_metrics
+from examples.trainer.runs.metrics import Recorder
 from examples.trainer.settings import command_line
 from examples.trainer.settings.run import OptimizerConfig, RunConfig
+from examples.trainer.system.files import read_json_lines
 from examples.trainer.training import optimizers
 from examples.trainer.training.step import make_functions
 from tests.support.imported import Started
@@ -62,7 +63,7 @@ def run_shell(*flags, devices=1):
 
 def losses(folder, kind="train_loss"):
     """Step to a measurement of a run."""
-    return {r["step"]: r[kind] for r in read_metrics(folder / "metrics.jsonl") if kind in r}
+    return {r["step"]: r[kind] for r in read_json_lines(folder / "metrics.jsonl") if kind in r}
 
 
 def saved_step(folder):

@@ -6,6 +6,7 @@ that NumPy draws for each epoch: 140 MB for the paper's longest run, of 72 billi
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from jax.sharding import NamedSharding
 
 from examples.trainer.data.token_files import Slices
 from examples.trainer.system.errors import UserError
+
+NO_TARGET = -1  # of rows that fill up a batch
 
 
 @functools.lru_cache(maxsize=2)  # a batch may span two epochs
@@ -47,34 +50,43 @@ class Loader:
         return found[:, :-1].astype(np.int32), found[:, 1:].astype(np.int32)
 
 
+@dataclass(frozen=True)
+class Once(Loader):
+    """Batches of an epoch. Rows that fill up the last one are of the next, without targets."""
+
+    def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = super().batch(step, rows)
+        counts = positions(step, self.batch_size, rows) < self.n_windows
+        return inputs, np.where(counts[:, None], targets, NO_TARGET)
+
+
 def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
     """The places of rows of a step among the rows of all steps."""
     return step * batch_size + np.arange(batch_size)[slice(None) if rows is None else rows]
 
 
-def enough(loader: Loader, split: str) -> Loader:
-    """The loader, if its text has a batch."""
+def check_enough(loader: Loader, split: str) -> None:
+    """Refuses a text without a whole batch."""
     if loader.n_windows < loader.batch_size:
         raise UserError(
             f"too little {split} text: {len(loader.ids)} tokens, and it needs"
             f" {loader.batch_size} x {loader.context}. Give more text, or a smaller"
             " --batch-size or --model.context; --data.val-fraction is the share for validation."
         )
-    return loader
 
 
 def place_batch(loader: Loader, step: int, sharding: NamedSharding) -> tuple[jax.Array, jax.Array]:
     """Inputs and targets of a step, with the given sharding; reads only rows of this process."""
     shape = (loader.batch_size, loader.context)
 
-    def rows(index: tuple[slice, ...] | None) -> range:
-        return range(*(index[0] if index else slice(None)).indices(loader.batch_size))
+    @functools.cache  # devices with the same rows, such as those along `tensor`, share one read
+    def read(rows: range) -> tuple[np.ndarray, np.ndarray]:
+        return loader.batch(step, rows)
 
-    # Devices with the same rows, such as those along `tensor`, share one read.
-    needed = set(map(rows, sharding.addressable_devices_indices_map(shape).values()))
-    read = {part: loader.batch(step, part) for part in needed}
+    def part(i: int, index: Any) -> np.ndarray:
+        return read(range(*index[0].indices(loader.batch_size)))[i]
+
     inputs, targets = (
-        jax.make_array_from_callback(shape, sharding, lambda index, i=i: read[rows(index)][i])
-        for i in (0, 1)
+        jax.make_array_from_callback(shape, sharding, functools.partial(part, i)) for i in (0, 1)
     )
     return inputs, targets

@@ -138,12 +138,8 @@ def split(block: nnx.Module) -> tuple[Any, Any]:
 # Attention
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
-
-
-def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+plain = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+cudnn = functools.partial(plain, implementation="cudnn")
 
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array, interpret: bool = False) -> jax.Array:

@@ -22,7 +22,6 @@ from jax.sharding import PartitionSpec as P
 from examples.trainer.system.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
-REPLICA = "replica"  # in --mesh: another name of data, where parameters are replicated
 
 # Maps the name of an axis to the mesh axes that shard it.
 RULES: dict[str, tuple[str, ...]] = {
@@ -68,19 +67,17 @@ def make_mesh(flag: str, devices: Sequence[jax.Device]) -> Mesh:
 
 
 def parse(flag: str) -> dict[str, int]:
-    """The axes and sizes of `--mesh`; devices on `data` and on `replica` multiply."""
+    """The axes and sizes of `--mesh`."""
     given: dict[str, int] = {}
     for part in flag.split(","):
         axis, _, size = part.strip().partition("=")
-        known = axis in (*MESH_AXES, REPLICA) and axis not in given
+        known = axis in MESH_AXES and axis not in given
         if not (known and size.isdecimal() and int(size) > 0):
             raise UserError(
                 f"--mesh {flag}: {part!r} is none of its parts; give 1 or more devices for some of "
-                f"{', '.join(MESH_AXES)} and {REPLICA}, each once, for example data=2,fsdp=4."
+                f"{', '.join(MESH_AXES)}, each once, for example data=2,fsdp=4."
             )
         given[axis] = int(size)
-    if REPLICA in given:
-        given["data"] = given.pop(REPLICA) * given.get("data", 1)
     return given
 
 
@@ -133,10 +130,11 @@ def of_state(state: Any, mesh: Mesh) -> Any:
     return jax.tree.map_with_path(sharding, state)
 
 
-def abstract(shapes: Any, shardings: Any) -> Any:
-    """The shapes, types and shardings of arrays that need not be made."""
+def abstract(state: Any, mesh: Mesh) -> Any:
+    """The shapes, types and shardings of the arrays of a state, which need not be made."""
     return jax.tree.map(
-        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes, shardings
+        lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        *(state, of_state(state, mesh)),
     )
 
 

@@ -4,14 +4,12 @@ Orbax does not notice a bit that has changed in an array: `about/checksums.json`
 every file of `state`, which is compared before it is read.
 """
 
-import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import optax
 import orbax.checkpoint as ocp
 from absl import logging
 
@@ -19,9 +17,10 @@ from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.files import read_json
+from examples.trainer.system.files import read_json, sha256
 from examples.trainer.training.step import TrainState
 
+State = TypeVar("State")  # a tree of arrays, or of their shapes
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 CHECKSUMS = "checksums.json"
 REMEDY = (
@@ -41,10 +40,12 @@ class Checkpoints:
     process leaves no incomplete checkpoint.
     """
 
-    def __init__(self, folder: Path, metadata: dict[str, Any]):
+    def __init__(self, folder: Path, metadata: dict[str, Any], read_only: bool = False):
         """`metadata` are JSON values that each checkpoint holds besides the arrays."""
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, cleanup_tmp_directories=True)
-        self.folder, self.metadata = folder, metadata
+        self.folder, self.metadata, self.read_only = folder, metadata, read_only
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEPT, cleanup_tmp_directories=not read_only, read_only=read_only
+        )
         self.manager = ocp.CheckpointManager(
             folder.absolute(), options=options, handler_registry=handlers()
         )
@@ -57,11 +58,25 @@ class Checkpoints:
         )
         self.manager.save(step, args=items)
 
-    def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """The state after `step` steps, with the shapes, types and shardings of `abstract`."""
+    def restore(self, step: int, abstract: State) -> State:
+        """The state after `step` steps, with the shapes, types and shardings of `abstract`.
+
+        A manager that only reads leaves out what `abstract` does not have.
+        """
         check(self.folder / str(step), self.metadata)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self.manager.restore(step, args=args)["state"]
+        own = ocp.checkpoint_utils.construct_restore_args(abstract)
+        args = ocp.args.PyTreeRestore(abstract, restore_args=own, partial_restore=self.read_only)
+        return self.manager.restore(step, args=ocp.args.Composite(state=args))["state"]
+
+    def choose(self, step: int | None) -> int:
+        """The step, if it was saved; None: the last one."""
+        steps = sorted(self.manager.all_steps())
+        if not steps or step not in (None, *steps):
+            raise UserError(
+                f"{self.folder} has no checkpoint of step {step or 1}: there are those of "
+                f"{', '.join(map(str, steps)) or 'no step yet'}."
+            )
+        return steps[-1] if step is None else step
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -84,10 +99,9 @@ class CheckedJson(ocp.JsonCheckpointHandler):
 def handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     """Those of Orbax, and checksums. Orbax finishes the parts in the order of registration."""
     registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    arrays, values = ocp.StandardCheckpointHandler(), CheckedJson()
-    registry.add("state", ocp.args.StandardSave, arrays)
-    registry.add("state", ocp.args.StandardRestore, arrays)
-    registry.add("about", ocp.args.JsonSave, values)
+    registry.add("state", ocp.args.StandardSave, ocp.StandardCheckpointHandler())
+    registry.add("state", ocp.args.PyTreeRestore, ocp.PyTreeCheckpointHandler())
+    registry.add("about", ocp.args.JsonSave, CheckedJson())
     return registry
 
 
@@ -95,13 +109,8 @@ def checksums(state: Path) -> dict[str, str]:
     """The SHA-256 of each file of a state, by its name."""
     paths = sorted(path for path in state.rglob("*") if path.is_file())
     with ThreadPoolExecutor() as pool:
-        found = pool.map(checksum, paths)
+        found = pool.map(sha256, paths)
         return {path.relative_to(state).as_posix(): x for path, x in zip(paths, found, strict=True)}
-
-
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check(path: Path, metadata: dict[str, Any]) -> None:
@@ -134,27 +143,3 @@ def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
     names = [field.name for field in fields(RunConfig) if field.name != "steps"]
     changed = [name for name in names if getattr(old, name) != getattr(new, name)]
     return changed + ["tokenizer"] * (saved["tokenizer_sha256"] != now["tokenizer_sha256"])
-
-
-def restore_params(
-    folder: Path, step: int | None, abstract: optax.Params, metadata: dict[str, Any]
-) -> tuple[int, optax.Params]:
-    """The parameters of a step, by default the last one, and that step; reads nothing else."""
-    item = {"params": abstract}
-    args = ocp.args.PyTreeRestore(
-        item=item,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
-        partial_restore=True,
-    )
-    options = ocp.CheckpointManagerOptions(read_only=True)
-    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
-        steps = sorted(manager.all_steps())
-        if not steps or step not in (None, *steps):
-            raise UserError(
-                f"{folder} has no checkpoint of step {step or 1}: there are those of "
-                f"{', '.join(map(str, steps)) or 'no step yet'}."
-            )
-        step = steps[-1] if step is None else step
-        check(folder / str(step), metadata)
-        found = manager.restore(step, args=ocp.args.Composite(state=args))
-    return step, found["state"]["params"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import shlex
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from tokenizers import Tokenizer
 
-from examples.trainer.data import tokenizer
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import from_dict
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.files import check_regular, read_json, write_atomically
+from examples.trainer.system.files import read_json, sha256, write_atomically
 
 VERSION_0_2 = "6aced257"  # its last commit
 CONFIG = "config.json"
@@ -110,15 +107,9 @@ def read_config(folder: Path) -> tuple[RunConfig, str]:
         ) from None
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    return tokenizer.load(folder / TOKENIZER)
-
-
 def metadata_of(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What a checkpoint holds besides the arrays; the digest is of the tokenizer in the folder."""
-    check_regular(folder / TOKENIZER)
-    digest = hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()
-    return {"config": dataclasses.asdict(config), "tokenizer_sha256": digest}
+    return {"config": dataclasses.asdict(config), "tokenizer_sha256": sha256(folder / TOKENIZER)}
 
 
 @contextlib.contextmanager

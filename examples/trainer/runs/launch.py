@@ -23,7 +23,7 @@ from examples.trainer.settings.command_line import NewRun, Resume
 from examples.trainer.settings.run import DEFAULT_RATES, TITLES, MachineConfig, RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import TrainState, make_functions
+from examples.trainer.training.step import make_functions
 
 
 def keep_compiled_programs() -> None:
@@ -80,7 +80,6 @@ def setup_run(asked: NewRun | Resume, preset: str, console: Console) -> Run:
         config, data_key = run_folder.read_config(asked.resume)
         config = run_folder.lengthened(asked.resume, config, asked.steps)
         check_settings(config)
-        run_folder.read_tokenizer(asked.resume)  # refuses one whose digest cannot be compared
     validation.check(asked.machine)
     list(map(package_of, asked.machine.tracker))  # refused before the run, not in it
     mesh = sharding.make_mesh(asked.machine.mesh, jax.devices())
@@ -99,13 +98,9 @@ def train(run: Run, folder: Path, console: Console, machine: MachineConfig) -> i
     config = run.config
     asked = dict.fromkeys(machine.tracker) if processes.is_first() else ()
     trackers = [Tracker(name, folder, config, console.print) for name in asked]
-    state, step, stopped_by = execute(
-        run,
-        folder,
-        [Display(console, config.steps), *trackers],
-        lambda state, start: describe_setup(run, folder, state, start, console),
-        machine.profile,
-    )
+    console.print(describe(run, folder))
+    observers = [Display(console, config.steps), *trackers]
+    state, step, stopped_by = execute(run, folder, observers, machine.profile)
     if stopped_by:
         console.print(f"\nstopped after step {step}; the run is saved.")
         return stopped_by
@@ -126,12 +121,12 @@ def train(run: Run, folder: Path, console: Console, machine: MachineConfig) -> i
     return 0
 
 
-def describe_setup(run: Run, folder: Path, state: TrainState, start: int, console: Console) -> None:
-    config, data = run.config, run.dataset
+def describe(run: Run, folder: Path) -> str:
+    config, data, params = run.config, run.dataset, run.functions.abstract.params
     epochs = config.steps * config.batch_size / run.loader.n_windows
-    size = sum(x.size for x in jax.tree.leaves(state.params))
+    size = sum(x.size for x in jax.tree.leaves(params))
     lines = [
-        optimizers.describe(config.optimizer, state.params, run.mesh),
+        optimizers.describe(config.optimizer, params, run.mesh),
         f"model  {size / 1e6:.2f} M parameters, {config.optimizer.name}, "
         f"{blocks.choose(config.model, run.mesh.devices.flat[0].platform)} attention",
         f"text   {len(data.train.ids):,} training and {len(data.val.ids):,} validation "
@@ -145,10 +140,10 @@ def describe_setup(run: Run, folder: Path, state: TrainState, start: int, consol
             f"{config.model.n_head}: each of its devices computes all heads"
         )
     lines.append(
-        f"run    step {start} to {config.steps} of {config.batch_size * config.model.context:,} "
-        f"tokens ({epochs:.2f} epochs), in {folder}"
+        f"run    {config.steps} steps of {config.batch_size * config.model.context:,} tokens "
+        f"({epochs:.2f} epochs), in {folder}"
     )
-    console.print("\n".join(lines))
+    return "\n".join(lines)
 
 
 def compare(asked: NewRun, preset: str) -> int:

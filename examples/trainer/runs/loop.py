@@ -1,29 +1,29 @@
-"""Trains a run in its folder: steps, measurements, evaluations, checkpoints, requests to stop."""
+"""Trains a run in its folder: steps, evaluations, checkpoints, and requests to stop."""
 
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 
 import jax
-from jax.experimental import multihost_utils
+import optax
 from jax.sharding import Mesh
 
-from examples.trainer.data.loader import Loader, enough, place_batch
+from examples.trainer.data.loader import Loader, Once, check_enough, place_batch
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.runs.metrics import Display, Recorder, Tracker, work_of
+from examples.trainer.runs.processes import StopRequests
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
-from examples.trainer.training.evaluate import batches, evaluate
 from examples.trainer.training.step import Functions, TrainState, shardings_of
 
 # glibc gives large arrays back to the system when they are free, so that every step on a CPU asks
@@ -33,41 +33,6 @@ for variable, option in (("MALLOC_MMAP_THRESHOLD_", -3), ("MALLOC_TRIM_THRESHOLD
     if variable not in os.environ:
         with contextlib.suppress(AttributeError):  # of another C library
             ctypes.CDLL(None).mallopt(option, 2**29)
-
-
-class StopRequests:
-    """Turns Ctrl-C and SIGTERM into a request to stop; a second Ctrl-C interrupts.
-
-    With several processes JAX's preemption service handles SIGTERM, and finds a step after which
-    all of them stop.
-    """
-
-    def __init__(self):
-        self.signal = 0
-        """The signal that the run stops for; 0 as long as it continues."""
-
-    def __enter__(self) -> "StopRequests":
-        numbers = [signal.SIGINT] + [signal.SIGTERM] * (jax.process_count() == 1)
-        self.before = {number: signal.signal(number, self.handle) for number in numbers}
-        return self
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            signal.signal(number, signal.default_int_handler)
-        if jax.process_count() == 1:
-            self.signal = self.signal or number
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def stop(self, step: int) -> bool:
-        """Whether to stop after `step` steps; called before each step."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
-            self.signal = signal.SIGTERM
-        return self.signal > 0
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +47,14 @@ class Run:
     @property
     def loader(self) -> Loader:
         """The batches of the run."""
-        size = (self.config.model.context, self.config.batch_size, self.config.seed)
-        return Loader(self.dataset.train.ids, *size)
+        config = self.config
+        return Loader(self.dataset.train.ids, config.model.context, config.batch_size, config.seed)
+
+    @property
+    def val_loader(self) -> Loader:
+        """The batches of evaluations, always the same, and as large as micro-batches."""
+        size = self.config.batch_size // self.config.accumulate
+        return Once(self.dataset.val.ids, self.config.model.context, size, seed=0)
 
 
 def make_run(
@@ -95,8 +66,8 @@ def make_run(
     """A run, whose functions `make` makes; refuses too little text, and rows that do not divide."""
     check_rows(config, mesh)
     run = Run(config, mesh, dataset, make(config, dataset.tokenizer.get_vocab_size(), mesh))
-    enough(run.loader, "training")
-    batches(config, dataset.val)
+    check_enough(run.loader, "training")
+    check_enough(dataclasses.replace(run.val_loader, batch_size=1), "validation")
     return run
 
 
@@ -111,67 +82,69 @@ def check_rows(config: RunConfig, mesh: Mesh) -> None:
 
 
 def execute(
-    run: Run,
-    folder: Path,
-    observers: Sequence[Display | Tracker],
-    show_setup: Callable[[TrainState, int], None],
-    profile: int = 0,
+    run: Run, folder: Path, observers: Sequence[Display | Tracker], profile: int = 0
 ) -> tuple[TrainState, int, int]:
     """Trains from the last checkpoint to the end or a stop.
 
-    Calls `show_setup` with the initial state and its step. Of the steps from the third on `profile`
-    are recorded by JAX's profiler. Returns the state, its step, and the signal that stopped the
-    run, 0 at its end.
+    Of the steps from the third on `profile` are recorded by JAX's profiler. Returns the state, its
+    step, and the signal that stopped the run, 0 at its end.
     """
-    config, functions, rows = run.config, run.functions, sharding.of_batch(run.mesh)
-    loader, rates = run.loader, optimizers.rates(config.optimizer)
-    metadata = run_folder.metadata_of(folder, config)
-    with contextlib.ExitStack() as stack:
-        # First, so that Ctrl-C is a request while a save is waited for, too.
-        requests = stack.enter_context(StopRequests())
-        checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints", metadata))
-        state, step = init_state(run, checkpoints)
+    config, metadata = run.config, run_folder.metadata_of(folder, run.config)
+    # Requests come first, so that Ctrl-C is one while a save is waited for, too.
+    with StopRequests() as requests, Checkpoints(folder / "checkpoints", metadata) as checkpoints:
+        state, first = init_state(run, checkpoints)
         run_folder.keep_steps(folder, config, run.dataset.key)
-        show_setup(state, step)
-        work = work_of(config, run.dataset.tokenizer.get_vocab_size(), run.mesh)
-        recorder = stack.enter_context(Recorder(work, folder, observers, step))
-        for observer in observers:
-            observer.begin(step)
-            stack.callback(observer.close)
-        first, trace = step, stack.enter_context(contextlib.ExitStack())
-
-        def save() -> None:
-            checkpoints.save(step, state)
-            recorder.saved = step
-
-        while step < config.steps and not requests.stop(step):
-            if profile and step in (first + 2, first + 2 + profile):
-                jax.block_until_ready(state)
-                trace.close()
-                if step == first + 2:
-                    trace.enter_context(jax.profiler.trace(folder / "profile"))
-            # The devices may still compute the last step while this one's rows are read.
-            asked = time.monotonic()
-            batch = place_batch(loader, step, rows)
-            waited = time.monotonic() - asked
-            state, measured = functions.train_step(state, rates, *batch)
-            step += 1
-            # The devices compute this step while the figures of the one before it are written.
-            recorder.add(step, measured, waited)
-            is_evaluated = step % config.eval_every == 0 or step == config.steps
-            is_saved = step % config.checkpoint_every == 0
-            if is_evaluated or is_saved:
-                recorder.pause()
-            if is_evaluated:
-                val = run.dataset.val
-                recorder.record(step, evaluate(functions.loss, state.params, config, val, run.mesh))
-            if is_saved:
-                save()
-        recorder.write()
-        if step > recorder.saved:
-            save()
-        checkpoints.manager.wait_until_finished()
+        work, step = work_of(config, run.dataset.tokenizer.get_vocab_size(), run.mesh), first
+        with Recorder(work, folder, observers, step) as recorder, ExitStack() as trace:
+            while step < config.steps and not requests.stop(step):
+                if profile and step in (first + 2, first + 2 + profile):
+                    jax.block_until_ready(state)
+                    trace.close()
+                    if step == first + 2:
+                        trace.enter_context(jax.profiler.trace(folder / "profile"))
+                state = take_step(run, state, step, recorder)
+                step += 1
+                if step % config.eval_every == 0 or step == config.steps:
+                    recorder.pause()
+                    recorder.record(step, evaluate(run, state.params))
+                if step % config.checkpoint_every == 0:
+                    recorder.pause()
+                    checkpoints.save(step, state)
+                    recorder.saved = step
+            recorder.write()
+            if step > recorder.saved:
+                checkpoints.save(step, state)
     return state, step, requests.signal if step < config.steps else 0
+
+
+def take_step(run: Run, state: TrainState, step: int, recorder: Recorder) -> TrainState:
+    """The state after one more step than `step`."""
+    # The devices may still compute the last step while this one's rows are read.
+    asked = time.monotonic()
+    batch = place_batch(run.loader, step, sharding.of_batch(run.mesh))
+    waited = time.monotonic() - asked
+    state, measured = run.functions.train_step(
+        state, optimizers.rates(run.config.optimizer), *batch
+    )
+    # The devices compute this step while the figures of the one before it are written.
+    recorder.add(step + 1, measured, waited)
+    return state
+
+
+def evaluate(run: Run, params: optax.Params) -> dict[str, float]:
+    """Loss and perplexity of validation text; bits per byte compare between tokenizers."""
+    config, loader, val = run.config, run.val_loader, run.dataset.val
+    # A part of the last batch counts as such: rows that fill it up have no targets.
+    full = min(config.eval_batches * config.accumulate, loader.n_windows / loader.batch_size)
+    rows = sharding.of_batch(run.mesh)
+    batches = (place_batch(loader, i, rows) for i in range(math.ceil(full)))
+    losses = [run.functions.loss(params, *batch) for batch in batches]
+    loss = math.fsum(map(float, losses)) / full
+    return {
+        "val_loss": loss,
+        "val_perplexity": math.exp(min(loss, 700.0)),  # the exponential of 710 overflows
+        "val_bits_per_byte": loss / math.log(2) * len(val.ids) / val.bytes,
+    }
 
 
 def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
@@ -185,4 +158,4 @@ def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     words, abstract = run.dataset.tokenizer.get_vocab_size(), run.functions.abstract.params
     params = weights.load_weights(Path(run.config.init_from), run.config.model, words)
     placed = jax.device_put(params, shardings_of(abstract))
-    return run.functions.init_from(placed, run.config.seed), 0
+    return run.functions.init(run.config.seed, placed), 0

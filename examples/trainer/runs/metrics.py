@@ -23,7 +23,6 @@ from examples.trainer.runs.processes import is_first
 from examples.trainer.settings.run import RunConfig, TrackerName, training_flops_per_token
 from examples.trainer.system.errors import Diverged, load_package
 from examples.trainer.system.files import read_json_lines, write_atomically
-from examples.trainer.training.evaluate import short
 from examples.trainer.training.step import Measured
 
 METRICS = "metrics.jsonl"
@@ -39,11 +38,6 @@ ADAM_RATE = "optim/adam_lr"
 QUIET_SECONDS = 10.0  # after which a line says how far the run is, where there is no bar
 TIMED = 50  # steps whose medians are shown
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite; one more ends the run
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All records; a last line that a crash cut off is left out."""
-    return read_json_lines(path)
 
 
 # Beginnings of `device_kind` in JAX, with operations a second in products of bfloat16 without
@@ -113,7 +107,7 @@ class Recorder:
         self.work, self.observers, self.file = work, observers, None
         if is_first():  # process 0 writes for all
             path = folder / METRICS
-            kept = [record for record in read_metrics(path) if record["step"] <= step]
+            kept = [record for record in read_json_lines(path) if record["step"] <= step]
             lines = "".join(json.dumps(record) + "\n" for record in kept)
             write_atomically(path, lines.encode())
             self.file = path.open("a", buffering=1)  # a line at a time, for others to read
@@ -127,9 +121,13 @@ class Recorder:
         """When the last step ended, from which the next is timed; None after a pause."""
 
     def __enter__(self) -> "Recorder":
+        for observer in self.observers:
+            observer.begin(self.saved)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        for observer in self.observers:
+            observer.close()
         if self.file:
             self.file.close()
 
@@ -202,6 +200,8 @@ class Display:
 
     def begin(self, step: int) -> None:
         self.bar.update(self.task, completed=step)
+        if 0 < step < self.steps:
+            self.console.print(f"from step {step} on")
         if not self.console.is_terminal and not self.bar.finished:
             self.console.print(self.status)
         self.bar.start()
@@ -248,7 +248,7 @@ class Display:
         self.print(step, self.status)
         self.console.print(
             f"{'':8}val loss {figures['val_loss']:.3f}  "
-            f"perplexity {short(figures['val_perplexity'])}  "
+            f"perplexity {figures['val_perplexity']:.5g}  "
             f"bits per byte {figures['val_bits_per_byte']:.3f}",
         )
 

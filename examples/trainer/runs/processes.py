@@ -1,7 +1,10 @@
-"""Several processes that train together: how they connect, and what process 0 does for all."""
+"""Several processes that train together: how they connect, agree, and are asked to stop."""
 
 import hashlib
+import os
+import signal
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 import jax
@@ -77,3 +80,38 @@ def check_same(plan: str) -> None:
             "the processes differ in their flags or in their text: give all of them the same, but "
             "for --process-id."
         )
+
+
+class StopRequests:
+    """Turns Ctrl-C and SIGTERM into a request to stop; a second Ctrl-C interrupts.
+
+    With several processes JAX's preemption service handles SIGTERM, and finds a step after which
+    all of them stop.
+    """
+
+    def __init__(self):
+        self.signal = 0
+        """The signal that the run stops for; 0 as long as it continues."""
+
+    def __enter__(self) -> "StopRequests":
+        numbers = [signal.SIGINT] + [signal.SIGTERM] * (jax.process_count() == 1)
+        self.before = {number: signal.signal(number, self.handle) for number in numbers}
+        return self
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            signal.signal(number, signal.default_int_handler)
+        if jax.process_count() == 1:
+            self.signal = self.signal or number
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def stop(self, step: int) -> bool:
+        """Whether to stop after `step` steps; called before each step."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            self.signal = signal.SIGTERM
+        return self.signal > 0
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)

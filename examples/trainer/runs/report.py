@@ -10,16 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot, which may try to open a window
 from matplotlib.text import Text
 
-from examples.trainer.runs.metrics import (
-    ADAM_RATE,
-    LEARNING_RATE,
-    METRICS,
-    VAL_LOSS,
-    read_metrics,
-)
+from examples.trainer.runs.metrics import ADAM_RATE, LEARNING_RATE, METRICS, VAL_LOSS
 from examples.trainer.system.errors import UserError
-from examples.trainer.system.files import write_atomically
-from examples.trainer.training.evaluate import short
+from examples.trainer.system.files import read_json_lines, write_atomically
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # Okabe and Ito: distinguishable with any colour vision
 INK = "#7d858e"  # words and lines that are read on white and on black
@@ -76,7 +69,7 @@ def draw_losses(records: Sequence[dict[str, Any]], title: str) -> Figure:
 
 def write_results(folder: Path, sample: str) -> tuple[str, float]:
     """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
-    records = read_metrics(folder / METRICS)
+    records = read_json_lines(folder / METRICS)
     if not (curve(records, VAL_LOSS) and curve(records, "train_loss")):
         raise UserError(
             f"{folder / METRICS} lacks the figures of the run: put it back, or resume from an "
@@ -93,14 +86,14 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
     return (
         f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)\n"
         f"validation loss  {val[VAL_LOSS]:.4f}\n"
-        f"perplexity       {short(val['val_perplexity'])}\n"
+        f"perplexity       {val['val_perplexity']:.5g}\n"
         f"bits per byte    {val['val_bits_per_byte']:.4f}"
     )
 
 
 def compare(folders: Sequence[Path], titles: tuple[str, str]) -> str:
     """Draws the curves of two runs into the folder of the first; returns what they ended at."""
-    records = [read_metrics(folder / METRICS) for folder in folders]
+    records = [read_json_lines(folder / METRICS) for folder in folders]
     val = [curve(one, VAL_LOSS) for one in records]
     first, second = (next(reversed(one.values())) for one in val)
     path = folders[0] / "against.png"

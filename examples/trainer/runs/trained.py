@@ -15,14 +15,15 @@ import tyro
 from jax.typing import ArrayLike
 from tokenizers import Tokenizer
 
+from examples.trainer.data import tokenizer
 from examples.trainer.data.tokenizer import end_of, ids_of
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
-from examples.trainer.runs.checkpoint import restore_params
+from examples.trainer.runs.checkpoint import Checkpoints
 from examples.trainer.settings import validation
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.settings.validation import Count, NotNegative
-from examples.trainer.training.step import Forward, make_forward, make_init_params
+from examples.trainer.training.step import Forward, init_params, make_forward
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,20 @@ class TrainedModel:
 def load(checkpoint: CheckpointRef) -> TrainedModel:
     """Reads the parameters of a checkpoint onto a mesh, and nothing else of it."""
     config, _ = run_folder.read_config(checkpoint.run)
-    tokenizer = run_folder.read_tokenizer(checkpoint.run)
+    words = tokenizer.load(checkpoint.run / run_folder.TOKENIZER)
     metadata = run_folder.metadata_of(checkpoint.run, config)
     # The run may have asked for a kernel that this machine lacks.
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, attention="auto"))
     mesh = sharding.make_mesh(checkpoint.mesh, jax.devices())
-    vocab_size = tokenizer.get_vocab_size()
-    shapes = jax.eval_shape(make_init_params(config.model, vocab_size), 0)
-    abstract = sharding.abstract(shapes, sharding.of_params(shapes, mesh))
+    vocab_size = words.get_vocab_size()
+    shapes = jax.eval_shape(lambda: init_params(config.model, vocab_size, 0))
+    abstract = sharding.abstract(shapes, mesh)
     place = checkpoint.run / "checkpoints"
-    step, params = restore_params(place, checkpoint.step, abstract, metadata)
+    with Checkpoints(place, metadata, read_only=True) as checkpoints:
+        step = checkpoints.choose(checkpoint.step)
+        params = checkpoints.restore(step, {"params": abstract})["params"]
     forward, _ = make_forward(config.model, vocab_size, mesh)
-    return TrainedModel(config, tokenizer, mesh, step, params, forward)
+    return TrainedModel(config, words, mesh, step, params, forward)
 
 
 def sample_ids(

@@ -20,7 +20,6 @@ CountOrZero = Annotated[int, Field(ge=0, le=LARGEST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-FinitePositive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FiniteOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a mean: 1 would keep the first value for ever
 

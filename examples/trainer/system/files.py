@@ -1,5 +1,6 @@
-"""Files that are never left half written, and .jsonl files."""
+"""Files that are never left half written, .jsonl files, and digests."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -29,17 +30,21 @@ def check_regular(path: Path) -> None:
         )
 
 
+def sha256(path: Path) -> str:
+    """The digest of a file."""
+    check_regular(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """All records of a file, without an end that a kill or a power cut leaves."""
     if not path.exists():
         return []
     check_regular(path)
     *lines, _ = path.read_bytes().split(b"\n")
-    found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            found.append(parsed(line, f"{path}, line {number}"))
-    return found
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [parsed(line, f"{path}, line {number}") for number, line in numbered]
 
 
 def read_json(path: Path) -> Any:

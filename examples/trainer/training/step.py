@@ -57,10 +57,8 @@ class Functions(NamedTuple):
     forward: Forward
     abstract: TrainState
     """The shapes, types and shardings of the state."""
-    init: Callable[[Seed], TrainState]
-    """Seed to the state before the first step."""
-    init_from: Callable[[optax.Params, Seed], TrainState]
-    """The same with other parameters, whose memory is reused."""
+    init: Callable[..., TrainState]
+    """Seed, and perhaps parameters to begin from, to the state before the first step."""
     train_step: Callable[[TrainState, Rates, ArrayLike, ArrayLike], tuple[TrainState, Measured]]
     """State, peak rates, inputs and targets to the next state and its figures."""
     loss: Loss
@@ -68,40 +66,32 @@ class Functions(NamedTuple):
 
 def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
     """The functions of a run; compiles nothing before they are called."""
-    init_params = make_init_params(config.model, vocab_size)
-    placed = sharding.of_params(jax.eval_shape(init_params, 0), mesh)
+    begin = functools.partial(init_params, config.model, vocab_size)
+    placed = sharding.of_params(jax.eval_shape(begin, 0), mesh)
     moved = placed if mesh.size > 1 else None
     build = functools.partial(optimizers.build, config.optimizer, config.steps, moved)
 
-    def init_from(params: optax.Params, seed: Seed) -> TrainState:
+    def init(seed: Seed, params: optax.Params | None = None) -> TrainState:
+        params = begin(seed) if params is None else params
         return TrainState(params, build(Rates(0.0, 0.0)).init(params), jax.random.key(seed))
-
-    def init(seed: Seed) -> TrainState:
-        return init_from(init_params(seed), seed)
 
     forward, loss = make_forward(config.model, vocab_size, mesh)
     train_step = make_train_step(config, loss, build, placed, mesh)
     shapes = jax.eval_shape(init, 0)
-    abstract = sharding.abstract(shapes, sharding.of_state(shapes, mesh))
+    abstract = sharding.abstract(shapes, mesh)
     kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
     return Functions(
         forward=forward,
         abstract=abstract,
-        init=jax.jit(init, out_shardings=kept),  # each device makes its shards
-        init_from=jax.jit(init_from, out_shardings=kept, donate_argnums=0),
+        init=jax.jit(init, out_shardings=kept, donate_argnums=1),  # each device makes its shards
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(kept, everywhere)),
         loss=jax.jit(loss, out_shardings=everywhere),
     )
 
 
-def make_init_params(config: ModelConfig, vocab_size: int) -> Callable[[Seed], optax.Params]:
-    network = NETWORKS[config.family]
-
-    def init_params(seed: Seed) -> optax.Params:
-        model = network(config, vocab_size, nnx.Rngs(jax.random.key(seed)))
-        return nnx.to_pure_dict(nnx.state(model, nnx.Param))
-
-    return init_params
+def init_params(config: ModelConfig, vocab_size: int, seed: Seed) -> optax.Params:
+    model = NETWORKS[config.family](config, vocab_size, nnx.Rngs(jax.random.key(seed)))
+    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 def make_forward(config: ModelConfig, vocab_size: int, mesh: Mesh) -> tuple[Forward, Loss]:
