@@ -65,7 +65,7 @@ def test_heads_that_do_not_divide_are_computed_by_each_device():
 
     def divided(q, k, v):
         with sharding.on(mesh):
-            return sharding.on_shards(plain, ("batch", None, "heads", None), q, k, v)
+            return sharding.on_shards(plain, (sharding.BATCH, None, "tensor", None), q, k, v)
 
     for one, expected in zip(result_and_gradients(divided, *arrays), exact(*arrays), strict=True):
         np.testing.assert_allclose(one, expected, atol=2e-6)

@@ -47,7 +47,7 @@ def test_moments_are_sharded_like_their_parameters(text):
 
 def test_parameter_without_a_row_is_an_error():
     mesh = sharding.make_mesh("", jax.devices())
-    with pytest.raises(UserError, match=r"router/kernel of shape .* has no row in LOGICAL_AXES"):
+    with pytest.raises(UserError, match=r"router/kernel of shape .* has no row in PARAMETERS"):
         sharding.of_params({"router": {"kernel": jnp.zeros((8, 8))}}, mesh)
 
 

@@ -108,12 +108,12 @@ def stack(block: Callable[[nnx.Rngs], nnx.Module], config: ModelConfig, rngs: nn
 
 def run(blocks: Any, config: ModelConfig, x: jax.Array, *shared: jax.Array) -> jax.Array:
     """`x` after all blocks; each gathers its parameters when it needs them."""
-    x = sharding.place(x, "batch")
+    x = sharding.place(x, sharding.BATCH)
     graph: Any = None
 
     def one(x: jax.Array, params: Any) -> tuple[jax.Array, None]:
         block = nnx.merge(graph, sharding.gathered(params, x.dtype))
-        return sharding.place(block(x, *shared), "batch"), None
+        return sharding.place(block(x, *shared), sharding.BATCH), None
 
     step = one
     if config.remat == "full":
@@ -181,5 +181,5 @@ def choose(config: ModelConfig, platform: str) -> str:
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, config: ModelConfig) -> jax.Array:
     """Lets each position of (B, T, H, K) attend to itself and to earlier ones; (B, T, D)."""
     kernel = KERNELS[choose(config, sharding.platform())]
-    mixed = sharding.on_shards(kernel, ("batch", None, "heads", None), q, k, v)
+    mixed = sharding.on_shards(kernel, (sharding.BATCH, None, "tensor", None), q, k, v)
     return mixed.reshape(*q.shape[:2], -1)

@@ -46,7 +46,7 @@ class MLP(nnx.Module):
         self.down = blocks.linear(config, rngs, kernel_init=init)(f, d)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(sharding.place(jax.nn.gelu(self.up(x)), "batch", None, "mlp"))
+        return self.down(sharding.place(jax.nn.gelu(self.up(x)), sharding.BATCH, None, "tensor"))
 
 
 class Block(nnx.Module):

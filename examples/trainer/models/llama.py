@@ -54,7 +54,7 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         y = jax.nn.silu(self.gate(x)) * self.up(x)
-        return self.down(sharding.place(y, "batch", None, "mlp"))
+        return self.down(sharding.place(y, sharding.BATCH, None, "tensor"))
 
 
 class Block(nnx.Module):

@@ -1,10 +1,11 @@
 """The device mesh, and a table that maps parameters to its axes.
 
+Rows of a batch lie along `data` and `fsdp`. `fsdp` shards parameters too, along the width of the
+residual stream, and `tensor` along words, heads and the width inside an MLP.
+
 Networks are written without a mesh. `on(mesh)` is the context in which they are traced: there a
 block gathers its parameters in the dtype of the activations just before it needs them, so that a
-device holds one whole layer at a time, and gradients go back to the shards. Axes have names:
-`embed` is the width of the residual stream in parameters, which fsdp shards; activations have their
-rows sharded instead.
+device holds one whole layer at a time, and gradients go back to the shards.
 """
 
 import contextlib
@@ -22,32 +23,18 @@ from jax.sharding import PartitionSpec as P
 from examples.trainer.system.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")  # they share the rows of a batch
+Axes = tuple[str | tuple[str, ...] | None, ...]
+"""The mesh axes along which each dimension of an array is sharded."""
 
-# Maps the name of an axis to the mesh axes that shard it.
-RULES: dict[str, tuple[str, ...]] = {
-    "batch": ("data", "fsdp"),
-    "embed": ("fsdp",),
-    "vocab": ("tensor",),
-    "heads": ("tensor",),
-    "mlp": ("tensor",),
-}
-
-Axes = tuple[str | None, ...]
-"""The name of each axis of an array; None is never sharded."""
-
-# Maps the end of a parameter's path to the logical axes of its dimensions; the first match wins.
-# Paths of the optimizer's moments end in the same way. None: never sharded. Stacked blocks
-# (--model.scan) have a leading layer axis, which is never sharded.
-LOGICAL_AXES: tuple[tuple[str, Axes], ...] = (
-    (r"wte/embedding", ("vocab", "embed")),
-    (r"wpe/embedding", (None, "embed")),
-    (r"attn/(qkv|query|key|value)/kernel", ("embed", "heads")),
-    (r"attn/qkv/bias", ("heads",)),
-    (r"attn/out/kernel", ("heads", "embed")),
-    (r"mlp/(gate|up)/kernel", ("embed", "mlp")),
-    (r"mlp/up/bias", ("mlp",)),
-    (r"mlp/down/kernel", ("mlp", "embed")),
-    (r"lm_head/kernel", ("embed", "vocab")),
+# Maps the end of a parameter's path to the mesh axes of its dimensions; the first match wins. Paths
+# of the optimizer's moments end in the same way. Stacked blocks (--model.scan) have a leading layer
+# axis, which is never sharded.
+PARAMETERS: tuple[tuple[str, Axes], ...] = (
+    (r"wte/embedding|(attn/out|mlp/down)/kernel", ("tensor", "fsdp")),
+    (r"wpe/embedding", (None, "fsdp")),
+    (r"(attn/(qkv|query|key|value)|mlp/(gate|up)|lm_head)/kernel", ("fsdp", "tensor")),
+    (r"(attn/qkv|mlp/up)/bias", ("tensor",)),
     (r"(attn/out|mlp/down)/bias|(ln|norm)_\w+/(scale|bias)", (None,)),  # small
 )
 
@@ -81,27 +68,25 @@ def parse(flag: str) -> dict[str, int]:
     return given
 
 
-def shard_count(mesh: Mesh | AbstractMesh, axes: Sequence[str]) -> int:
-    """The number of shards along the given mesh axes."""
-    return math.prod(mesh.shape[axis] for axis in axes)
+def shard_count(mesh: Mesh | AbstractMesh, axis: str | tuple[str, ...] | None) -> int:
+    """The number of shards along a mesh axis, or along several."""
+    names = (axis,) if isinstance(axis, str) else axis or ()
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, uneven: bool = False) -> P:
     """The partition spec of an array, of which the mesh divides the dimensions that it shards."""
-
-    def mesh_axes(axis: str | None, size: int) -> tuple[str, ...] | None:
-        along = RULES[axis] if axis else ()
-        n = shard_count(mesh, along)
-        divides = size % n == 0 or (uneven and axis == "mlp" and size >= 16 * n)
-        return along if along and divides else None
-
-    return P(*map(mesh_axes, axes, shape))
+    along = []
+    for axis, size in zip(axes, shape, strict=True):
+        n = shard_count(mesh, axis)
+        along.append(axis if size % n == 0 or (uneven and size >= 16 * n) else None)
+    return P(*along)
 
 
 def axes_of(path: Any) -> Axes | None:
-    """The names of the axes of a parameter, or of a moment of it; None for another array."""
+    """The mesh axes of a parameter, or of a moment of it; None for another array."""
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    for pattern, axes in LOGICAL_AXES:
+    for pattern, axes in PARAMETERS:
         if re.search(rf"(^|/)({pattern})$", name):
             return (None, *axes) if re.search(r"(^|/)blocks/\D", name) else axes
     return None
@@ -113,8 +98,8 @@ def of_params(params: Any, mesh: Mesh) -> Any:
         if axes_of(path) is None:
             raise UserError(
                 f"the parameter {jax.tree_util.keystr(path, simple=True, separator='/')} of shape "
-                f"{x.shape} has no row in LOGICAL_AXES of examples/trainer/models/sharding.py: add "
-                "one that names its dimensions."
+                f"{x.shape} has no row in PARAMETERS of examples/trainer/models/sharding.py: add "
+                "one with the mesh axes of its dimensions."
             )
     return of_state(params, mesh)
 
@@ -140,7 +125,7 @@ def abstract(state: Any, mesh: Mesh) -> Any:
 
 def of_batch(mesh: Mesh) -> NamedSharding:
     """The sharding of a batch: rows are sharded, the tokens of a row stay together."""
-    return NamedSharding(mesh, P(RULES["batch"]))
+    return NamedSharding(mesh, P(BATCH))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -176,8 +161,8 @@ def platform() -> str:
     return device.platform if device else jax.default_backend()
 
 
-def place(x: jax.Array, *axes: str | None) -> jax.Array:
-    """An activation whose first axes have these names, sharded accordingly."""
+def place(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
+    """An activation whose first dimensions are sharded along these mesh axes."""
     if (mesh := several()) is None:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape[: len(axes)], mesh, uneven=True))
@@ -192,7 +177,7 @@ def gathered(params: Any, dtype: Any = None) -> Any:
         axes = axes_of(path)
         if axes is None or path[0] == jax.tree_util.DictKey("blocks"):  # which do so themselves
             return x
-        rest = tuple(None if axis == "embed" else axis for axis in axes)
+        rest = tuple(None if axis == "fsdp" else axis for axis in axes)
         moved = dtype if dtype and x.ndim > 1 else x.dtype
         return gather(x, moved, spec(rest, x.shape, mesh), spec(axes, x.shape, mesh))
 

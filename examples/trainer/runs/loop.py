@@ -72,7 +72,7 @@ def make_run(
 
 
 def check_rows(config: RunConfig, mesh: Mesh) -> None:
-    parts = sharding.shard_count(mesh, sharding.RULES["batch"]) * config.accumulate
+    parts = sharding.shard_count(mesh, sharding.BATCH) * config.accumulate
     if config.batch_size % parts:
         raise UserError(
             f"--batch-size {config.batch_size} cannot be dealt out to data x fsdp = "

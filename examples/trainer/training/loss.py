@@ -50,12 +50,12 @@ head_loss.defvjp(forward, backward)
 def over_rows(x: jax.Array, head: jax.Array, targets: jax.Array) -> tuple[jax.Array, ...]:
     """The loss, and its gradients by hidden states and head, each device for its own rows."""
     words, mesh = head.shape[1], sharding.several()
-    shards = sharding.shard_count(mesh, sharding.RULES["vocab"]) if mesh else 1
+    shards = mesh.shape["tensor"] if mesh else 1
     unit = 128 if words > LARGE and words % (8 * shards) else 1
     full = jnp.pad(head, ((0, 0), (0, -words % (unit * shards))))
-    full = sharding.place(full.astype(x.dtype), None, "vocab")
+    full = sharding.place(full.astype(x.dtype), None, "tensor")
     compute = functools.partial(in_chunks, words, 4 * full.shape[1] // shards)
-    along = sharding.spec(("batch",), x.shape[:1], mesh)[0] if mesh else None
+    along = sharding.spec((sharding.BATCH,), x.shape[:1], mesh)[0] if mesh else None
     # XLA refuses sums over axes of one device beside others that it cuts itself.
     axes = tuple(axis for axis in along or () if mesh and mesh.shape[axis] > 1)
     if axes:

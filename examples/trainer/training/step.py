@@ -150,10 +150,9 @@ def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
     """(B, T) to (n, B / n, T); each micro-batch has rows of all devices, so that no row moves."""
     if n == 1:
         return x[None]
-    axes = sharding.RULES["batch"]
-    x = x.reshape(sharding.shard_count(mesh, axes), n, -1, x.shape[1])  # [device, n, row, T]
-    batches = x.swapaxes(0, 1).reshape(n, -1, x.shape[3])
-    return jax.lax.with_sharding_constraint(batches, NamedSharding(mesh, P(None, axes)))
+    x = x.reshape(sharding.shard_count(mesh, sharding.BATCH), n, -1, x.shape[1])
+    batches = x.swapaxes(0, 1).reshape(n, -1, x.shape[3])  # of [device, n, row, T]
+    return jax.lax.with_sharding_constraint(batches, NamedSharding(mesh, P(None, sharding.BATCH)))
 
 
 def mean_over(
