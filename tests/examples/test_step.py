@@ -43,7 +43,7 @@ def of_logits(logits, targets):
 
 
 def test_evaluation_of_a_uniform_model():
-    tokens = Tokens(np.arange(200), bytes=800, sha256="")
+    tokens = Tokens(np.arange(200), bytes=800, digest="")
     config = RunConfig(model=ModelConfig(context=8), batch_size=2, eval_batches=3)
     seen = []
 

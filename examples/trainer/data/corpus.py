@@ -39,15 +39,15 @@ def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> 
     named = named_files(config.paths) if config.paths else standard_library()
     found, room, copies = set[str](), config.max_bytes, 0
     paths = sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size)))
-    for path in paths:
-        for text in documents(path, room + 1, config.text_field) if room >= 0 else ():
-            content = text.encode()
-            kept = content[: max(room, 0)].decode(errors="ignore")
-            copies += len(kept.encode()) if kept in found else 0
-            found.update([kept] if kept else [])
-            room -= len(content)
-            if room < 0:
-                break
+    most, field = config.max_bytes + 1, config.text_field
+    for text in (text for path in paths for text in documents(path, most, field)):
+        content = text.encode()
+        kept = content[:room].decode(errors="ignore")
+        copies += len(kept.encode()) if kept in found else 0
+        found.add(kept)
+        room -= len(content)
+        if room < 0:
+            break
     if room < 0:
         size = sum(path.stat().st_size for path in paths)
         say(

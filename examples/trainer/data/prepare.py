@@ -22,13 +22,12 @@ from examples.trainer.data import corpus, token_files, tokenizer
 from examples.trainer.data.token_files import Dataset, Tokens
 from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
-from examples.trainer.system.errors import DamagedFileError, UserError, load_package
+from examples.trainer.system.errors import UserError, load_package
 
 Say = Callable[[str], None]
 SPLITS = ("train", "val")
 SAVED_TOKENS = 2**25  # 64 MiB as uint16: the most that an interrupted stream loses
 HASHED_BYTES = 2**28  # of a larger file only the size is compared
-REMEDY = "A folder of the cache is made again after it was deleted."
 # 100 billion GPT-2 tokens: more than the paper's longest runs, 72 billion.
 FINEWEB = ("HuggingFaceFW/fineweb", "sample-100BT", "train")
 
@@ -49,24 +48,14 @@ class Text(NamedTuple):
 def prepare(config: DataConfig, say: Say) -> Dataset:
     """The tokens of the configured text, from the cache if they are complete there."""
     if config.source == "bin":
-        # Files that are missing are named before a tokenizer is fetched.
-        named = [token_files.bin_of(config.paths, split) for split in SPLITS]
-        words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
-        return token_files.read_bins(*named, words)
+        return token_files.read_bins(config)
     text = fineweb(config) if config.source == "fineweb" else text_of_files(config, say)
     folder = cache_folder() / text.name
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "lock"):  # another process may be writing it
-        try:
-            index = read_index(folder)
-            if index and index["complete"]:
-                return open_folder(folder, index)
-        except (DamagedFileError, OSError) as error:
-            if config.source == "fineweb":  # days of streaming are not repeated unasked
-                raise
-            say(f"{error} This one is made again now.")
-            index = None
-        index = index or new_index(folder, text.make_tokenizer())
+        index = read_index(folder) or new_index(folder, text.make_tokenizer())
+        if index["complete"]:
+            return open_folder(folder, index)
         say(f"tokenizing from document {index['read']:,} on, once, into {folder} ...")
         return fill(folder, index, text, say)
 
@@ -158,8 +147,7 @@ def fill(folder: Path, index: Index, text: Text, say: Say) -> Dataset:
                 saved = index["train"]["tokens"]
         save(folder, index, outputs.values(), say)
     for name in SPLITS:
-        with (folder / f"{name}.bin").open("rb") as file:
-            index[name]["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+        index[name]["sha256"] = files.sha256(folder / f"{name}.bin")
     index["complete"] = True
     write_index(folder, index)
     return open_folder(folder, index)
@@ -169,11 +157,10 @@ def end_of(folder: Path, name: str, index: Index, dtype: np.dtype) -> BinaryIO:
     """The file of a split, open behind the tokens that the index has; what follows is cut off."""
     path, size = folder / f"{name}.bin", index[name]["tokens"] * dtype.itemsize
     files.check_regular(path)
-    check(path, not size or (path.exists() and path.stat().st_size >= size))
-    file = path.open("r+b" if size else "wb")
-    file.truncate(size)
-    file.seek(size)
-    return file
+    path.touch()
+    check(path, path.stat().st_size >= size)
+    os.truncate(path, size)
+    return path.open("ab")
 
 
 def save(folder: Path, index: Index, outputs: Iterable[Any], say: Say) -> None:
@@ -200,6 +187,8 @@ def read_index(folder: Path) -> Index | None:
 
 def open_folder(folder: Path, index: Index) -> Dataset:
     """The text of a folder that is complete."""
+    for name in ("tokenizer.json", "train.bin", "val.bin"):
+        check(folder / name, (folder / name).exists())
     words = open_tokenizer(folder, index)
     dtype = token_files.dtype_of(words)
     train, val = (open_split(folder / f"{name}.bin", index[name], dtype) for name in SPLITS)
@@ -208,26 +197,25 @@ def open_folder(folder: Path, index: Index) -> Dataset:
 
 def open_tokenizer(folder: Path, index: Index) -> Tokenizer:
     path = folder / "tokenizer.json"
-    files.check_regular(path)
-    check(path, hash_of(path.read_bytes()) == index["tokenizer"])
+    check(path, files.sha256(path) == index["tokenizer"])
     return tokenizer.load(path)
 
 
 def open_split(path: Path, known: dict[str, Any], dtype: np.dtype) -> Tokens:
-    """A split of the text. Unless it is large, all tokens are read and hashed."""
+    """A split of the text. Unless it is large, the whole file is read and hashed."""
     ids = token_files.open_file(path, dtype)
     check(path, len(ids) == known["tokens"])
     if len(ids) * dtype.itemsize <= HASHED_BYTES:
-        check(path, hash_of(ids[:].data) == known["sha256"])
-    return token_files.tokens(ids, known["bytes"], known["sha256"])
+        check(path, files.sha256(path) == known["sha256"])
+    return Tokens(ids, known["bytes"], known["sha256"])
 
 
 def check(path: Path, is_as_written: bool) -> None:
     if not is_as_written:
-        raise DamagedFileError(f"{path} is not as written. {REMEDY}")
+        raise UserError(f"{path} is not as written: remove its folder, which is then made again.")
 
 
-def hash_of(content: bytes | memoryview) -> str:
+def hash_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 

@@ -15,8 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
+from examples.trainer.data import tokenizer
+from examples.trainer.settings.data import DataConfig
 from examples.trainer.system import files
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.errors import UserError
 
 BLOCK = 2**20  # tokens that are looked at together
 LOOKED = 2**26  # tokens of each file that are compared with the vocabulary
@@ -35,25 +37,27 @@ class TokenFile:
 
     path: Path
     dtype: np.dtype
-    tokens: int
     version: tuple[int, int]
-    """Size and time of the last change."""
+    """Size and time of the last change, when it was opened first."""
 
     def __len__(self) -> int:
-        return self.tokens
+        return self.version[0] // self.dtype.itemsize
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        start, stop, _ = index.indices(self.tokens)
-        size, stat = max(0, stop - start), self.path.stat()
-        if (stat.st_size, stat.st_mtime_ns) == self.version:
-            offset = start * self.dtype.itemsize
-            found = np.fromfile(self.path, self.dtype, size, offset=offset)
-            if len(found) == size:
-                return found
-        raise DamagedFileError(
-            f"{self.path} was changed after it had been opened: put back the file, and start again"
-            " or resume."
-        )
+        start, stop, _ = index.indices(len(self))
+        size, offset = max(0, stop - start), start * self.dtype.itemsize
+        found = np.fromfile(self.path, self.dtype, size, offset=offset)
+        if len(found) != size or version_of(self.path) != self.version:
+            raise UserError(
+                f"{self.path} was changed after it had been opened: put back the file, and start"
+                " again or resume."
+            )
+        return found
+
+
+def version_of(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 Slices = np.ndarray | TokenFile
@@ -66,7 +70,7 @@ class Tokens(NamedTuple):
     ids: Slices
     bytes: int
     """Size in UTF-8 of the text, for bits per byte; 0 for training text of .bin files."""
-    sha256: str
+    digest: str
     """Stands for the content."""
 
 
@@ -81,49 +85,46 @@ class Dataset:
     """Identifies the content: equal keys mean equal tokens."""
 
 
-def tokens(ids: Slices, n_bytes: int, digest: str) -> Tokens:
-    return Tokens(ids, n_bytes, hashlib.sha256(digest.encode()).hexdigest())
+def dataset(words: Tokenizer, digest: str, train: Tokens, val: Tokens) -> Dataset:
+    """A text whose key has `digest` for the tokenizer."""
+    digests = (hashlib.sha256(x.digest.encode()).hexdigest() for x in (train, val))
+    key = hashlib.sha256(" ".join((digest, *digests)).encode()).hexdigest()[:16]
+    return Dataset(words, train, val, key)
 
 
-def dataset(tokenizer: Tokenizer, words: str, train: Tokens, val: Tokens) -> Dataset:
-    """A text whose key has `words` for the tokenizer."""
-    content = " ".join((words, train.sha256, val.sha256))
-    return Dataset(tokenizer, train, val, hashlib.sha256(content.encode()).hexdigest()[:16])
-
-
-def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+def dtype_of(words: Tokenizer) -> np.dtype:
     """The type that tokens are stored as."""
-    return np.dtype("<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4")
+    return np.dtype("<u2" if words.get_vocab_size() <= 2**16 else "<u4")
 
 
 def open_file(path: Path, dtype: np.dtype) -> TokenFile:
     files.check_regular(path)
-    stat = path.stat()
-    count, rest = divmod(stat.st_size, dtype.itemsize)
-    if rest:
-        raise DamagedFileError(
-            f"{path} has {count} tokens of {dtype.name} and {rest} bytes: it is truncated, or of "
-            "another type. Make it again."
-        )
-    return TokenFile(path, dtype, count, (stat.st_size, stat.st_mtime_ns))
-
-
-def read_bins(train: Path, val: Path, tokenizer: Tokenizer) -> Dataset:
-    """The text of files that nanoGPT wrote."""
-    dtype, found, hashes = dtype_of(tokenizer), [], []
-    for path in (train, val):
-        found.append(open_file(path, dtype))
-        hashes.append(digest_of(path))
-        check_ids(found[-1], tokenizer.get_vocab_size())
-    if hashes[0] == hashes[1]:
+    found = TokenFile(path, dtype, version_of(path))
+    if rest := found.version[0] % dtype.itemsize:
         raise UserError(
-            f"the validation text {val} is equal to the training text, so that the loss would be"
-            " that of text that was trained on: give other validation text."
+            f"{path} has {len(found)} tokens of {dtype.name} and {rest} bytes: it is truncated, or"
+            " of another type. Make it again."
+        )
+    return found
+
+
+def read_bins(config: DataConfig) -> Dataset:
+    """The text of files that nanoGPT wrote."""
+    # Files that are missing are named before a tokenizer is fetched.
+    paths = [bin_of(config.paths, split) for split in ("train", "val")]
+    words = tokenizer.named(config.tokenizer or "gpt2", config.end_token)
+    ids = [open_file(path, dtype_of(words)) for path in paths]
+    for one in ids:
+        check_ids(one, words.get_vocab_size())
+    digests = [digest_of(path) for path in paths]
+    if digests[0] == digests[1]:
+        raise UserError(
+            f"the validation text {paths[1]} is equal to the training text, so that the loss would"
+            " be that of text that was trained on: give other validation text."
         )
     # Bits per byte need the bytes of the validation text alone.
-    sizes = 0, count_bytes(tokenizer, found[1])
-    both = (tokens(*each) for each in zip(found, sizes, hashes, strict=True))
-    return dataset(tokenizer, tokenizer.to_str(), *both)
+    train, val = map(Tokens, ids, (0, count_bytes(words, ids[1])), digests)
+    return dataset(words, words.to_str(), train, val)
 
 
 def bin_of(paths: Sequence[str], split: str) -> Path:
@@ -159,7 +160,7 @@ def check_ids(found: TokenFile, words: int) -> None:
         )
     for start in range(0, min(len(found), LOOKED), BLOCK):
         if (largest := found[start : start + BLOCK].max()) >= words:
-            raise DamagedFileError(
+            raise UserError(
                 f"{found.path} has the token {largest}, and the vocabulary has {words} tokens: it"
                 f" is damaged, of another --data.tokenizer, no {found.dtype.name}, or has a header,"
                 f" as llm.c's. np.fromfile(PATH, {found.dtype.str!r}, offset=1024).tofile(PATH)"
@@ -167,9 +168,9 @@ def check_ids(found: TokenFile, words: int) -> None:
             )
 
 
-def count_bytes(tokenizer: Tokenizer, ids: Slices) -> int:
+def count_bytes(words: Tokenizer, ids: Slices) -> int:
     """The size in UTF-8 of the text of tokens; a character that a row cuts counts more."""
-    own, size = Tokenizer.from_str(tokenizer.to_str()), 0
+    own, size = Tokenizer.from_str(words.to_str()), 0
     if own.decoder is None:
         own.decoder = decoders.Fuse()  # else there would be spaces between tokens
     rows = (ids[start : start + ROW].tolist() for start in range(0, len(ids), ROW))

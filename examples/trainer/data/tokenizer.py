@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from examples.trainer.system import files
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.errors import UserError
 
 END = "<|endoftext|>"
 # Tokens that stand between documents, of tokenizers that name none: the first one found is used.
@@ -57,7 +57,7 @@ def load(path: Path, end: str = "") -> Tokenizer:
     try:
         found = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
-        raise DamagedFileError(
+        raise UserError(
             f"{path} is not a tokenizer ({error}): give {', '.join(HUB)} or a tokenizer.json, or"
             " omit it to train one on the text."
         ) from None

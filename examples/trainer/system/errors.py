@@ -30,10 +30,6 @@ class Diverged(UserError):
         )
 
 
-class DamagedFileError(UserError):
-    """A file does not hold what was written to it."""
-
-
 def load_package(module: str, use: str, file: str) -> ModuleType:
     """Imports a module that `use` needs; if it is missing, says what installs it."""
     try:

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from examples.trainer.system.errors import DamagedFileError, UserError
+from examples.trainer.system.errors import UserError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -58,7 +58,7 @@ def parsed(content: bytes, place: str) -> Any:
     try:
         return json.loads(content)
     except ValueError as error:
-        raise DamagedFileError(
+        raise UserError(
             f"{place} is cut or damaged ({error}): put back what was written there."
         ) from None
 
