@@ -39,7 +39,7 @@ from examples.trainer.settings.run import (
 from examples.trainer.settings.validation import Count, Positive, Share
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import make_forward, make_functions, shardings_of
+from examples.trainer.training.step import make_forward, make_functions
 from examples.weights import from_state_dict, sizes_of
 
 FORM = "give an .npz file of the form that `python -m pydoc lab.parity` describes"
@@ -202,7 +202,7 @@ def repeated(arrays: dict[str, np.ndarray], model: Model, optimizer: OptimizerCo
     config = RunConfig(model=model.config, optimizer=rule, steps=steps, accumulate=pieces)
     functions = make_functions(config, model.words, one_device())
     params = jax.tree.map(jnp.array, model.params)  # a copy, since a step reuses its memory
-    state = functions.init(0, jax.device_put(params, shardings_of(functions.abstract.params)))
+    state = functions.init(0, jax.device_put(params, sharding.of_params(params, one_device())))
     found = []
     for batch in zip(arrays["inputs"], arrays["targets"], strict=True):
         rows = (x.reshape(-1, length).astype(np.int32) for x in batch)

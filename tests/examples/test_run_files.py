@@ -13,7 +13,7 @@ import pytest
 from examples.train import main
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.folder import only_writer
-from examples.trainer.runs.metrics import Recorder, Work
+from examples.trainer.runs.metrics import Recorder
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError, run_command
 from examples.trainer.system.files import read_json_lines
@@ -86,7 +86,7 @@ def test_run_that_another_process_writes_is_refused(copy, capsys):
 def test_end_that_a_power_cut_leaves_is_left_out(tmp_path, end):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "train_loss": NaN}\n\n' + end)  # an empty line means nothing
-    with Recorder(Work(1, 1.0, None), tmp_path, [], 5) as recorder:
+    with Recorder({}, tmp_path, [], 5) as recorder:
         recorder.record(2, {"train_loss": 1.0})
     assert [record["step"] for record in read_json_lines(path)] == [1, 2]
 

@@ -21,6 +21,7 @@ from examples.trainer.runs.metrics import (
     TOKENS_PER_SECOND,
     Display,
 )
+from examples.trainer.settings.run import ModelConfig, RunConfig
 from examples.trainer.system.files import read_json_lines
 from examples.trainer.training.optimizers import Rates
 from examples.trainer.training.step import Measured
@@ -109,11 +110,15 @@ def test_each_step_has_its_figures_under_their_names(tmp_path, text):
 
 
 def test_mfu_is_the_work_of_the_model_over_the_peak():
+    config = RunConfig(model=ModelConfig(n_layer=1, d_model=16, context=8), batch_size=16)
+    mesh = unittest.mock.Mock(size=2)
+    mesh.devices.flat = [unittest.mock.Mock(device_kind="NVIDIA H200")]
     # 12 d^2 weights of a layer and d for each token of the vocabulary, attention T d.
-    work = metrics.Work(tokens=128, flops_per_token=6.0 * (12 * 16**2 + 16 * 300), peak=1e9)
-    found = work.measured(0.5)
-    assert found[TOKENS_PER_SECOND] == 256
-    assert found[MFU] == pytest.approx(100 * 256 * work.flops_per_token / 1e9, rel=1e-5)
+    flops = 6.0 * (12 * 16**2 + 16 * 300 + 8 * 16)
+    expected = {TOKENS_PER_SECOND: 128, MFU: pytest.approx(100 * 128 * flops / (2 * 989e12))}
+    assert metrics.work_of(config, 300, mesh) == expected
+    mesh.devices.flat = [unittest.mock.Mock(device_kind="cpu")]
+    assert metrics.work_of(config, 300, mesh) == {TOKENS_PER_SECOND: 128}
 
 
 def progress_of(figures, terminal=False, steps=10):
@@ -196,10 +201,9 @@ def test_the_picture_has_the_rates():
 def test_figures_of_a_step_need_no_other_program(tmp_path):
     """Devices work in order: another one would wait until the next step is done."""
     measured = Measured(np.float32(1), np.float32(2), Rates(np.float32(0.1), np.float32(0.2)))
-    work = metrics.Work(tokens=128, flops_per_token=1.0, peak=None)
     with (
         unittest.mock.patch.object(jax, "jit", side_effect=AssertionError),
-        metrics.Recorder(work, tmp_path, [], 0) as recorder,
+        metrics.Recorder({}, tmp_path, [], 0) as recorder,
     ):
         recorder.add(1, measured, 0.0)
         recorder.write()

@@ -36,6 +36,8 @@ class Loader:
     context: int
     batch_size: int
     seed: int
+    once: bool = False
+    """Leave out the targets of rows after the first epoch; such rows fill up its last batch."""
 
     @property
     def n_windows(self) -> int:
@@ -43,26 +45,14 @@ class Loader:
 
     def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets (rows, context) of a step from 0 on; `rows` None: all of them."""
-        epochs, indices = np.divmod(positions(step, self.batch_size, rows), self.n_windows)
-        size, places = self.n_windows, zip(epochs.tolist(), indices.tolist(), strict=True)
-        starts = [int(order(size, self.seed, epoch)[i]) * self.context for epoch, i in places]
+        places = step * self.batch_size + np.array(range(self.batch_size) if rows is None else rows)
+        epochs, indices = np.divmod(places, self.n_windows)
+        pairs = zip(epochs.tolist(), indices.tolist(), strict=True)
+        windows = [order(self.n_windows, self.seed, epoch)[i] for epoch, i in pairs]
+        starts = [int(window) * self.context for window in windows]
         found = np.stack([self.ids[start : start + self.context + 1] for start in starts])
-        return found[:, :-1].astype(np.int32), found[:, 1:].astype(np.int32)
-
-
-@dataclass(frozen=True)
-class Once(Loader):
-    """Batches of an epoch. Rows that fill up the last one are of the next, without targets."""
-
-    def batch(self, step: int, rows: range | None = None) -> tuple[np.ndarray, np.ndarray]:
-        inputs, targets = super().batch(step, rows)
-        counts = positions(step, self.batch_size, rows) < self.n_windows
-        return inputs, np.where(counts[:, None], targets, NO_TARGET)
-
-
-def positions(step: int, batch_size: int, rows: range | None) -> np.ndarray:
-    """The places of rows of a step among the rows of all steps."""
-    return step * batch_size + np.arange(batch_size)[slice(None) if rows is None else rows]
+        inputs, targets = found[:, :-1].astype(np.int32), found[:, 1:].astype(np.int32)
+        return inputs, np.where(self.once & (epochs > 0)[:, None], NO_TARGET, targets)
 
 
 def check_enough(loader: Loader, split: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,17 +14,17 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from examples.trainer.data.loader import Loader, Once, check_enough, place_batch
+from examples.trainer.data.loader import Loader, check_enough, place_batch
 from examples.trainer.data.token_files import Dataset
 from examples.trainer.models import sharding
 from examples.trainer.runs import folder as run_folder
 from examples.trainer.runs.checkpoint import Checkpoints
-from examples.trainer.runs.metrics import Display, Recorder, Tracker, work_of
+from examples.trainer.runs.metrics import Observers, Recorder, work_of
 from examples.trainer.runs.processes import StopRequests
 from examples.trainer.settings.run import RunConfig
 from examples.trainer.system.errors import UserError
 from examples.trainer.training import optimizers
-from examples.trainer.training.step import Functions, TrainState, shardings_of
+from examples.trainer.training.step import Functions, TrainState
 
 # glibc gives large arrays back to the system when they are free, so that every step on a CPU asks
 # for its memory again, and the system fills that with zeros: a third of the time of a small model.
@@ -54,7 +54,7 @@ class Run:
     def val_loader(self) -> Loader:
         """The batches of evaluations, always the same, and as large as micro-batches."""
         size = self.config.batch_size // self.config.accumulate
-        return Once(self.dataset.val.ids, self.config.model.context, size, seed=0)
+        return Loader(self.dataset.val.ids, self.config.model.context, size, seed=0, once=True)
 
 
 def make_run(
@@ -82,7 +82,7 @@ def check_rows(config: RunConfig, mesh: Mesh) -> None:
 
 
 def execute(
-    run: Run, folder: Path, observers: Sequence[Display | Tracker], profile: int = 0
+    run: Run, folder: Path, observers: Observers, profile: int = 0
 ) -> tuple[TrainState, int, int]:
     """Trains from the last checkpoint to the end or a stop.
 
@@ -155,7 +155,6 @@ def init_state(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, int]:
         return run.functions.init(run.config.seed), 0
     from examples import weights  # which reads runs
 
-    words, abstract = run.dataset.tokenizer.get_vocab_size(), run.functions.abstract.params
+    words, seed = run.dataset.tokenizer.get_vocab_size(), run.config.seed
     params = weights.load_weights(Path(run.config.init_from), run.config.model, words)
-    placed = jax.device_put(params, shardings_of(abstract))
-    return run.functions.init(run.config.seed, placed), 0
+    return run.functions.init(seed, jax.device_put(params, sharding.of_params(params, run.mesh))), 0

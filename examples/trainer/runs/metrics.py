@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.sharding import Mesh
 from rich.console import Console
@@ -35,6 +35,7 @@ VAL_LOSS = "val_loss"
 LEARNING_RATE = "optim/learning_rate"
 ADAM_RATE = "optim/adam_lr"
 
+Observers = Sequence["Display | Tracker"]
 QUIET_SECONDS = 10.0  # after which a line says how far the run is, where there is no bar
 TIMED = 50  # steps whose medians are shown
 MAX_SKIPPED = 10  # steps in a row whose loss or gradient is not finite; one more ends the run
@@ -64,32 +65,16 @@ def peak_of(device_kind: str) -> float | None:
     return next((rate for kind, rate in PEAKS if device_kind.startswith(kind)), None)
 
 
-class Work(NamedTuple):
-    """What a step of a run does, and what its devices could do."""
+def work_of(config: RunConfig, vocab_size: int, mesh: Mesh) -> dict[str, float]:
+    """The work of a step, by the figure that it gives when divided by the seconds of the step.
 
-    tokens: int
-    """Tokens of a step, on all devices."""
-    flops_per_token: float
-    """Operations that the model needs for a token."""
-    peak: float | None
-    """Operations a second of all devices; None where it is not known, as on a CPU."""
-
-    def measured(self, seconds: float) -> dict[str, float]:
-        rate = self.tokens / seconds
-        figures = {DURATION: rounded(seconds), TOKENS_PER_SECOND: rounded(rate)}
-        if self.peak is not None:
-            # Percent, as Levanter has it.
-            figures[MFU] = rounded(100 * rate * self.flops_per_token / self.peak)
-        return figures
-
-
-def work_of(config: RunConfig, vocab_size: int, mesh: Mesh) -> Work:
-    peak = peak_of(mesh.devices.flat[0].device_kind)
-    return Work(
-        tokens=config.batch_size * config.model.context,
-        flops_per_token=training_flops_per_token(config.model, vocab_size),
-        peak=None if peak is None else peak * mesh.size,
-    )
+    These are tokens, and operations in percent of what the devices do in a second, if known.
+    """
+    work = {TOKENS_PER_SECOND: float(config.batch_size * config.model.context)}
+    if peak := peak_of(mesh.devices.flat[0].device_kind):
+        flops = work[TOKENS_PER_SECOND] * training_flops_per_token(config.model, vocab_size)
+        work[MFU] = 100 * flops / (peak * mesh.size)  # in percent, as Levanter has it
+    return work
 
 
 def rounded(x: Any) -> float:
@@ -100,9 +85,7 @@ def rounded(x: Any) -> float:
 class Recorder:
     """Writes and shows a record of each step, while the devices compute the next one."""
 
-    def __init__(
-        self, work: Work, folder: Path, observers: Sequence["Display | Tracker"], step: int
-    ):
+    def __init__(self, work: dict[str, float], folder: Path, observers: Observers, step: int):
         """The records in the folder are kept up to `step`; later steps will be written again."""
         self.work, self.observers, self.file = work, observers, None
         if is_first():  # process 0 writes for all
@@ -158,8 +141,9 @@ class Recorder:
             ADAM_RATE: rounded(measured.rates.rest),
         }
         if self.clock is not None:
-            figures |= self.work.measured(now - self.clock)
-            figures[LOADING] = rounded(waited)
+            seconds = now - self.clock
+            figures |= {DURATION: rounded(seconds), LOADING: rounded(waited)}
+            figures |= {name: rounded(done / seconds) for name, done in self.work.items()}
         self.clock, self.skipped = now, 0
         self.record(step, figures)
 

@@ -66,9 +66,9 @@ def first_then_others(work: Callable[[], Result]) -> Result:
     """Runs `work` in process 0, and then in the others, which find what it has written."""
     if not is_first():
         wait_for_all()
-        return work()
     result = work()
-    wait_for_all()
+    if is_first():
+        wait_for_all()
     return result
 
 

@@ -70,25 +70,21 @@ def draw_losses(records: Sequence[dict[str, Any]], title: str) -> Figure:
 def write_results(folder: Path, sample: str) -> tuple[str, float]:
     """Writes `losses.png` and `sample.txt`; returns the summary and the last validation loss."""
     records = read_json_lines(folder / METRICS)
-    if not (curve(records, VAL_LOSS) and curve(records, "train_loss")):
+    train, val = ([r for r in records if name in r] for name in ("train_loss", VAL_LOSS))
+    if not (train and val):
         raise UserError(
             f"{folder / METRICS} lacks the figures of the run: put it back, or resume from an "
             "earlier checkpoint by removing the newest."
         )
     save(draw_losses(records, folder.name), folder / "losses.png")
     write_atomically(folder / "sample.txt", f"{sample}\n".encode(errors="replace"))
-    return summary(records), next(r[VAL_LOSS] for r in reversed(records) if VAL_LOSS in r)
-
-
-def summary(records: Sequence[dict[str, Any]]) -> str:
-    train = [*curve(records, "train_loss").values()][-SMOOTHED:]
-    val = next(record for record in reversed(records) if VAL_LOSS in record)
+    losses, last = [record["train_loss"] for record in train[-SMOOTHED:]], val[-1]
     return (
-        f"training loss    {statistics.fmean(train):.4f}  (mean of the last {len(train)} steps)\n"
-        f"validation loss  {val[VAL_LOSS]:.4f}\n"
-        f"perplexity       {val['val_perplexity']:.5g}\n"
-        f"bits per byte    {val['val_bits_per_byte']:.4f}"
-    )
+        f"training loss    {statistics.fmean(losses):.4f}  (mean of the last {len(losses)} steps)\n"
+        f"validation loss  {last[VAL_LOSS]:.4f}\n"
+        f"perplexity       {last['val_perplexity']:.5g}\n"
+        f"bits per byte    {last['val_bits_per_byte']:.4f}"
+    ), last[VAL_LOSS]
 
 
 def compare(folders: Sequence[Path], titles: tuple[str, str]) -> str:

@@ -78,11 +78,10 @@ def make_functions(config: RunConfig, vocab_size: int, mesh: Mesh) -> Functions:
     forward, loss = make_forward(config.model, vocab_size, mesh)
     train_step = make_train_step(config, loss, build, placed, mesh)
     shapes = jax.eval_shape(init, 0)
-    abstract = sharding.abstract(shapes, mesh)
-    kept, everywhere = shardings_of(abstract), sharding.replicated(mesh)
+    kept, everywhere = sharding.of_state(shapes, mesh), sharding.replicated(mesh)
     return Functions(
         forward=forward,
-        abstract=abstract,
+        abstract=sharding.abstract(shapes, mesh),
         init=jax.jit(init, out_shardings=kept, donate_argnums=1),  # each device makes its shards
         train_step=jax.jit(train_step, donate_argnums=0, out_shardings=(kept, everywhere)),
         loss=jax.jit(loss, out_shardings=everywhere),
@@ -140,10 +139,6 @@ def make_train_step(
         return TrainState(params, opt_state, state.key), measured
 
     return train_step
-
-
-def shardings_of(abstract: Any) -> Any:
-    return jax.tree.map(lambda x: x.sharding, abstract)
 
 
 def micro_batches(x: jax.Array, n: int, mesh: Mesh) -> jax.Array:
