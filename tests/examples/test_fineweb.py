@@ -83,7 +83,9 @@ def test_damage_is_named(config, monkeypatch, tmp_path, name, until):
     [path] = tmp_path.glob(f"cache/**/fineweb-*/{name}")
     size = path.stat().st_size if name != "train.bin" else 3000
     path.write_bytes(path.read_bytes()[: size - 2])
-    with pytest.raises(UserError, match=rf"{name}.* (made again|Make it again|cut or damaged)"):
+    with pytest.raises(
+        UserError, match=rf"{name}.* (is then made again|Make it again|is cut or damaged)"
+    ):
         prepare(config, quiet)
 
 

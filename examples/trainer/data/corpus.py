@@ -39,8 +39,9 @@ def read(config: DataConfig, say: Callable[[str], None] = lambda line: None) -> 
     named = named_files(config.paths) if config.paths else standard_library()
     found, room, copies = set[str](), config.max_bytes, 0
     paths = sorted(named, key=lambda path: digest(path.name + str(path.stat().st_size)))
-    most, field = config.max_bytes + 1, config.text_field
-    for text in (text for path in paths for text in documents(path, most, field)):
+    # Of each file no more is read than there is room for when its turn comes.
+    given = (text for path in paths for text in documents(path, room + 1, config.text_field))
+    for text in given:
         content = text.encode()
         kept = content[:room].decode(errors="ignore")
         copies += len(kept.encode()) if kept in found else 0

@@ -79,7 +79,8 @@ def spec(axes: Axes, shape: tuple[int, ...], mesh: Mesh | AbstractMesh, uneven: 
     along = []
     for axis, size in zip(axes, shape, strict=True):
         n = shard_count(mesh, axis)
-        along.append(axis if size % n == 0 or (uneven and size >= 16 * n) else None)
+        fits = size % n == 0 or (uneven and axis == "tensor" and size >= 16 * n)
+        along.append(axis if fits else None)
     return P(*along)
 
 
