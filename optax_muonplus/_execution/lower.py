@@ -64,11 +64,11 @@ class Program:
 
     def cut(self, at: int) -> tuple["Program", "Program"]:
         """Returns the first ``at`` functions, and the others."""
-        parts = (
-            (self.functions[:at], self.transposed[:at]),
-            (self.functions[at:], self.transposed[at:]),
+        first, rest = (
+            Program(self.functions[cut], self.transposed[cut], self.platform)
+            for cut in (slice(at), slice(at, None))
         )
-        return Program(*parts[0], self.platform), Program(*parts[1], self.platform)
+        return first, rest
 
     def flops(self, shape: tuple[int, int]) -> int:
         return sum(function.flops(shape) for function in self.functions)

@@ -99,12 +99,13 @@ def _in_stacks(program: Program, batches: Sequence[MatrixBatch]) -> list[jax.Arr
     """Applies ``program`` to stacks of matrices that are stored in the same or a similar shape."""
     results: dict[int, jax.Array] = {}
     shapes = _stack_shapes(program, [batch.shape for batch in batches])
-    keys = [(x.operand.dtype, x.dtype, x.result_dtype) for x in batches]
-    for group in group_by(range(len(batches)), lambda i: (shapes[i], keys[i])):
+    dtypes = [(x.operand.dtype, x.dtype, x.result_dtype) for x in batches]
+    for group in group_by(range(len(batches)), lambda i: (shapes[i], dtypes[i])):
         # Sorted: each stack has its shapes and the two layouts in runs.
         members = sorted(group, key=lambda i: (batches[i].shape[1:], batches[i].transposed))
         shape = shapes[members[0]]
-        sizes = [batches[i].shape[0] * math.prod(shape) * keys[i][1].itemsize for i in members]
+        nbytes = math.prod(shape) * batches[members[0]].dtype.itemsize
+        sizes = [batches[i].shape[0] * nbytes for i in members]
         for chunk in cut_into_chunks(members, sizes, STACK_BYTES):
             outputs = _in_one_stack(program, [batches[i] for i in chunk], shape)
             results |= zip(chunk, outputs, strict=True)
@@ -139,10 +140,10 @@ def _in_one_stack(
     if len(largest) == len(batches):
         rows = jnp.concatenate([with_zeros(y, (shape[0], 1)) for y in largest])
         program = program.with_largest(jnp.max(rows, -2, keepdims=True))
-    runs = [list(run) for _, run in itertools.groupby(batches, lambda x: x.shape[1:])]
-    if runs[0][0].shape[1:] == shape and len(runs) == 1:
+    if all(batch.shape[1:] == shape for batch in batches):
         return _results(_at_once(program, x, batches), batches)
     first, rest = program.cut(1)
+    runs = [list(run) for _, run in itertools.groupby(batches, lambda x: x.shape[1:])]
     stops = list(itertools.accumulate(sum(x.shape[0] for x in run) for run in runs))
     results: list[jax.Array] = []
     for run, y in zip(runs, jnp.split(_at_once(first, x, batches), stops[:-1]), strict=True):

@@ -1,7 +1,7 @@
 """Half precision: every product rounded once, no pass more than needed, as exact as can be.
 
-Products of bfloat16 operands are exact in float32, so that a CPU computes what an
-accelerator does, but for the order of the sums.
+Products of bfloat16 operands are exact in float32, so that a CPU computes what an accelerator does,
+but for the order of the sums.
 """
 
 import dataclasses

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import optax_muonplus as omp
+from optax_muonplus._execution.device import gpu
 from optax_muonplus._execution.loops import concatenate
+from optax_muonplus._execution.lower import lower
 from optax_muonplus.polar import FastPolar, Orthogonalize
 from tests.support import reference
 from tests.support.half_precision import matrix, polynomial
@@ -161,33 +163,67 @@ def test_the_lowered_iteration_is_as_near_to_the_polynomial():
     assert ratios.max() < 1.1, dict(zip(spectra, ratios, strict=True))  # found: 1.01
 
 
-SIMILAR = {"square": (24, 24), "wide": (24, 40), "wider": (24, 56), "tall": (40, 24)}
+SIMILAR = {
+    **{"square": (24, 24), "wide": (24, 40), "wider": (24, 56), "x": (24, 40)},
+    **{"tall": (40, 24), "taller": (72, 24)},
+}
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 2e-4), ("bfloat16", 0.08)])
-def test_similar_shapes_share_a_stack_if_that_saves_time(dtype, limit, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "preconditioning", "limit", "stacks"),
+    [
+        ("float32", "frobenius", 2e-4, 2),  # the wide ones and the square, and the tall ones
+        ("bfloat16", "frobenius", 0.08, 2),
+        ("float32", "aol", 2e-4, 5),  # each side of a matrix has its own norms
+    ],
+)
+def test_similar_shapes_share_a_stack(dtype, preconditioning, limit, stacks, monkeypatch):
     """Zeros lengthen the longer side for the polar factor alone: norms and factors are by shape."""
     rng = np.random.default_rng(0)
     grads = {
         name: {"kernel": 10**i * rng.standard_normal((n, m)).astype(np.float32)}
-        for i, (name, (n, m)) in enumerate((SIMILAR | {"taller": (72, 24)}).items())
+        for i, (name, (n, m)) in enumerate(SIMILAR.items())
     }
-    tx = omp.scale_by_muonplus(compute_dtype=dtype, polar="newton_schulz")
+    grads["wide"]["kernel"] *= 1e20
+    grads["wide"]["kernel"][0] *= 1e-30  # a first row that says nothing of the largest entry
+    options = {"polar": "newton_schulz", "preconditioning": preconditioning}
+    tx = omp.scale_by_muonplus(compute_dtype=dtype, **options)
 
     def update(grads):
         return tx.update(grads, tx.init(grads))[0]
 
     found, together = run_here(update, grads)
+    updates = found(grads)
     for name, g in grads.items():
         g = g["kernel"].T.astype(np.float64)
-        step, _ = reference.muonplus_step(g, 0 * g, g, 1, learning_rate=-1.0)
-        distance = np.linalg.norm(found(grads)[name]["kernel"].T - step) / np.linalg.norm(step)
+        norm = {"preconditioning": preconditioning}
+        step, _ = reference.muonplus_step(g, 0 * g, g, 1, learning_rate=-1.0, **norm)
+        distance = np.linalg.norm(updates[name]["kernel"].T - step) / np.linalg.norm(step)
         assert distance < limit, f"{name}: {distance}"
     monkeypatch.setattr("optax_muonplus._execution.device.gpu.STACK_FLOPS", 0)
     _, apart = run_here(lambda grads: update(grads), grads)
-    # Three products in each of five steps: of the wide ones and of the tall ones, or of each shape.
-    assert together.count("stablehlo.dot_general") == 2 * 15
+    # Three products in each of five steps.
+    assert together.count("stablehlo.dot_general") == stacks * 15
     assert apart.count("stablehlo.dot_general") == 5 * 15
+    assert together.count("stablehlo.rsqrt") == apart.count("stablehlo.rsqrt")  # once for a shape
+
+
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        # GPT-Small: the squares would take four times the work.
+        ([(48, 768, 768), (12, 768, 3072), (12, 3072, 768)], [0, 1, 2]),
+        # ResNet-50's, of a short side of 256.
+        ([(1, 512, 256), (5, 1024, 256), (6, 2304, 256), (6, 256, 1024)], [2, 2, 2, 3]),
+        # Its two of 2048 x 512 stay: 27 GFLOP are less than a stack's launches, passes are not.
+        ([(1, 1024, 512), (2, 2048, 512), (3, 4608, 512)], [1, 1, 2]),
+        ([(1, 64, 64), (4, 64, 256), (3, 576, 64)], [1, 1, 2]),
+        ([(1, 56, 256), (4, 64, 256)], [0, 1]),  # of another short side
+    ],
+)
+def test_which_shapes_share_a_stack(shapes, expected):
+    program = lower([Orthogonalize()], "gpu")
+    assert gpu._stack_shapes(program, shapes) == [shapes[i][1:] for i in expected]
 
 
 def test_powers_of_long_rows_stay_in_range():
