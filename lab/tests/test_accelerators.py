@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import optax_muonplus as omp
-from lab.benchmarks import accelerators, parity
+from lab.benchmarks import accelerators, parity, trees
 from lab.compiled_programs import targets
 
 
@@ -57,6 +57,21 @@ def test_a_row_has_the_update_that_its_name_says():
 def test_rows_that_are_not_known_are_refused_before_compiling():
     with pytest.raises(SystemExit, match=r"no row omp\.soap: optax\.contrib\.muon, omp\.muon"):
         accelerators.main(accelerators.Config(rows=("omp.soap",)))
+
+
+@pytest.mark.parametrize("option", [{"layers": 2}, {"width": 64}, {"scanned": True}])
+def test_models_of_others_are_compiled_as_they_are(option):
+    with pytest.raises(SystemExit, match="--model leaves no choice of --width, --layers and"):
+        accelerators.main(accelerators.Config(model="resnet-50", **option))
+
+
+def test_shapes_of_models_are_complete():
+    """ResNet-50's number of parameters is the published one."""
+    sizes = {"resnet-50": 25_557_032, "vit-s": 22_122_472, "conformer": 32_321_792}
+    for name, size in (sizes | {"wmt": 133_521_408}).items():
+        tree = trees.shapes_of_model(name)
+        assert sum(x.size for x in jax.tree.leaves(tree)) == size
+        assert not omp.describe(tree).count("no rule")
 
 
 @pytest.mark.skipif(
