@@ -59,8 +59,9 @@ class FlatTree:
 
 def broadcast_prefix(given: Any, tree: FlatTree, kind: Any, what: str, expected: str) -> list[Any]:
     """Returns the entry of ``given``, a (prefix) tree or function, for each leaf of ``tree``."""
-    # An Equinox module may be callable, but it is a tree.
-    if callable(given) and jax.tree_util.all_leaves([given]):
+    # An Equinox module may be callable, but it is a tree; a mesh is callable, as a decorator.
+    is_mesh = isinstance(given, jax.sharding.Mesh)
+    if callable(given) and jax.tree_util.all_leaves([given]) and not is_mesh:
         given = given(tree.tree)
     # Paths are the same in all containers: entries in a dict serve a FrozenDict or an nnx.State.
     paths, leaves, _ = flatten_tree(given, lambda x: x is None or isinstance(x, kind))

@@ -24,6 +24,7 @@ def test_errors_name_the_leaf():
     assert "k/kernel is" in shown and "q/kernel" not in shown and "device_put" in shown
     assert "shardings do not match the parameters: k/kernel has nothing" in message({"q": sharding})
     assert "NamedSharding" in message(P("a", "b"))  # the mesh is missing
+    assert "k/kernel has Mesh('a': 4, 'b': 2" in message(mesh)  # the specs are missing
     single = jax.tree.map(np.asarray, grads)
     too_long = {"q": NamedSharding(mesh, P("a", None, "b")), "k": None}
     assert "q/kernel" in message(too_long, single)
