@@ -102,9 +102,8 @@ def test_its_experts_are_asked_for():
     )
     params = nnx.state(host.Qwen3(config, rngs=nnx.Rngs(0)), nnx.Param)
     assert readings(params)["layers/0/mlp/gate_proj"] == "?"
-    with pytest.raises(
-        ValueError, match=r"\('mlp/gate_proj', omp.MuonDimensionNumbers\(-2, -1\)\)"
-    ):
+    suggested = r"mlp/gate_proj\$', omp.MuonDimensionNumbers\(-2, -1\), 3\)"
+    with pytest.raises(ValueError, match=suggested):
         omp.muonplus(0.02).init(params)
     rules = [("mlp/(gate|up|down)_proj$", omp.MuonDimensionNumbers(-2, -1))]
     found = readings(params, lambda p: omp.muon_dimension_numbers(p, rules=rules))
