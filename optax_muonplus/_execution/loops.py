@@ -63,6 +63,7 @@ def _empty_like(source: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Ar
         lambda _: jax.lax.empty(shape, dtype, out_sharding=sharding)
     )
     empty.def_vmap(lambda n, _, members: (_empty_like(members, (n, *shape), dtype), True))
+    # ``custom_vmap`` has no reverse derivative; nothing here depends on the numbers of ``source``.
     return empty(jax.lax.stop_gradient(source))
 
 
