@@ -58,6 +58,15 @@ def test_a_text_above_the_limit_is_said_to_be_cut(tmp_path):
         assert [line[: len(expected[0])] for line in said] == expected if expected else not said
 
 
+def test_no_more_of_a_file_is_read_than_there_is_room_for(tmp_path, monkeypatch):
+    asked, texts = [], corpus.texts
+    monkeypatch.setattr(corpus, "texts", lambda *a: asked.append(a[1]) or texts(*a))
+    for letter in "ab":
+        (tmp_path / f"{letter}.txt").write_text(letter * 60)
+    assert sum(map(len, read(tmp_path, max_bytes=100, val_fraction=0.9))) == 100
+    assert asked == [101, 41]  # one more than the room, to notice the end
+
+
 def test_rows_are_read_whatever_the_file_is_named(tmp_path):
     texts = documents(40)
     for name in ("c4-train.00000-of-00002.json", "a.jsonlines", "A.JSONL"):

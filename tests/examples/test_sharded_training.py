@@ -45,6 +45,14 @@ def test_moments_are_sharded_like_their_parameters(text):
     assert sum(spec == P() for _, spec in found) >= 2  # counters and the key
 
 
+def test_only_the_width_within_a_block_is_cut_unevenly():
+    mesh = sharding.make_mesh("data=2,tensor=4", jax.devices())
+    axes = (sharding.BATCH, None, "tensor")
+    assert sharding.spec(axes, (33, 16, 65), mesh, uneven=True) == P(None, None, "tensor")
+    assert sharding.spec(axes, (34, 16, 63), mesh, uneven=True) == P(sharding.BATCH, None, None)
+    assert sharding.spec(axes, (34, 16, 65), mesh) == P(sharding.BATCH, None, None)
+
+
 def test_parameter_without_a_row_is_an_error():
     mesh = sharding.make_mesh("", jax.devices())
     with pytest.raises(UserError, match=r"router/kernel of shape .* has no row in PARAMETERS"):
