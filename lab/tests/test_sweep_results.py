@@ -148,18 +148,21 @@ EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
 
 
 @pytest.mark.parametrize(
-    "head, plan, sweeps, last",
+    "head, plans, last",
     [
-        ("| model and text", "pooled", ".", [("69", "-0.0096 ± 0.0060")]),
-        ("| 20 tokens per parameter", "last", "last", []),
+        ("| model and text", {"pooled": "."}, [("69", "-0.0096 ± 0.0060")]),
+        ("| 20 tokens per parameter", {"last": "last", "batch": "batch"}, []),
     ],
 )
-def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plan, sweeps, last):
+def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plans, last):
     page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
     table = head + page.partition(head)[2].partition("\n\n")[0]
     written = [(row[1], row[3].strip("*")) for row in rows(table)]
-    lines = contrasts.read(EXPERIMENTS / plan / "contrasts.json")
-    found = [contrasts.measured(each, EXPERIMENTS / sweeps) for each in lines]
+    found = [
+        contrasts.measured(each, EXPERIMENTS / sweeps)
+        for plan, sweeps in plans.items()
+        for each in contrasts.read(EXPERIMENTS / plan / "contrasts.json")
+    ]
     expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
     assert written == [*expected, *last]
 
@@ -182,8 +185,7 @@ def digits(task):
 def test_tables_of_digits_are_rounded_once_from_the_runs():
     ours, optax = "omp.muonplus", "optax.contrib.muon"
     pairs = [((ours, rate, 0.0), (optax, rate, 0.0)) for rate in (0.02, 0.04, 0.08)]
-    pairs += [((ours, 0.04, second), (ours, 0.04, 0.0)) for second in (0.003, 0.01, 0.03)]
-    pairs.append((ADAMW, (ours, 0.04, 0.0)))
+    pairs += [(other, (ours, 0.04, 0.0)) for other in ((ours, 0.04, 0.003), ADAMW)]
     tasks, page = ("MLP", "CNN", "ViT"), (ROOT / "docs/explain/evidence.md").read_text()
     table = page.partition("| | MLP | CNN | ViT |")[2].partition("\n\n")[0]
     written = [row[1:] for row in rows("| |\n" + table.lstrip().replace("\N{MINUS SIGN}", "-"))]
@@ -226,12 +228,13 @@ def test_commands_of_the_pages_find_their_ledgers(command, monkeypatch, capsys):
     assert " ± " in shown and "has no runs" not in shown
 
 
+@pytest.mark.parametrize("plan", ["last", "batch"])
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/choose.md", "lab/results/experiments/README.md"]
 )
-def test_pages_have_the_planned_test_of_20_tokens(page):
-    line = contrasts.read(EXPERIMENTS / "last" / "contrasts.json")[0]
-    found = contrasts.measured(line, EXPERIMENTS / "last")
+def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
+    line = contrasts.read(EXPERIMENTS / plan / "contrasts.json")[0]
+    found = contrasts.measured(line, EXPERIMENTS / plan)
     assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
 
 
