@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from lab.sweeps.grid import Trial
 from lab.sweeps.ledger import Ledger
 from lab.sweeps.results import MUON
 from lab.tests.support.sweep_results import PLUS, result
+from tests.support.documents import ROOT
 
 
 def records(losses):
@@ -74,3 +76,16 @@ def test_measures_of_steps_outlive_the_folders_of_runs(tmp_path):
     assert steadiness.write(tmp_path) == first
     assert "| Muon | 4 | 1 | 0.03 | 0 |" in first
     assert "against Muon |" in first
+
+
+def test_the_page_has_the_verdicts_of_the_committed_runs(tmp_path):
+    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    shutil.copytree(ROOT / steadiness.STEADIER, tmp_path / "runs")  # it is written to
+    cells = steadiness.read(tmp_path / "runs")
+    exact = dataclasses.replace(MUON, ortho="polar_express-8")
+    default = dataclasses.replace(PLUS, norm="row_col", frobenius="matched")
+    for other, steadier in ((MUON, False), (exact, True)):
+        for rate in (4, 8):
+            found = steadiness.verdict(cells[default, rate], cells[other, rate])
+            assert found.steadier == steadier
+            assert f"{found.lost.mean:.3f} ± {found.lost.half_width:.3f}" in page

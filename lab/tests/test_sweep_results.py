@@ -238,6 +238,15 @@ def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
     assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
 
 
+def test_the_page_has_the_line_as_typed():
+    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    lines = contrasts.read(EXPERIMENTS / "typed" / "models.json")
+    mean, gpt, llama = (contrasts.measured(line, EXPERIMENTS / "typed") for line in lines)
+    assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page
+    assert f"has {gpt.mean:.3f} ± {gpt.half_width:.3f}" in page
+    assert f"LLaMA {llama.mean:.3f} ± {llama.half_width:.3f}" in page
+
+
 def test_a_pooled_mean_is_that_of_paule_and_mandel_with_hartung_and_knapps_interval():
     """Three cells of one error, in closed form: tau^2 is their variance less the error's square."""
     y, error = np.array([-0.02, -0.01, 0.003]), 0.004
