@@ -130,15 +130,16 @@ def cost() -> Figure:
 def loss() -> Figure:
     """Final losses beside a tuned Muon's."""
     figure, axes = plt.subplots(figsize=(4.6, 6.8))
+    edge = 0.0265
     for row, (name, tokens, mean, half) in enumerate(CELLS):
         colour, size, weight = (ONE, 5, "normal") if tokens else (THREE, 7, "bold")
         axes.errorbar(mean, row, xerr=half, color=colour, marker="o", ms=size, lw=1.6)
-        axes.text(-0.0265, row - 0.36, name, weight=weight)
+        axes.text(-edge, row - 0.36, name, weight=weight)
         if tokens:
-            axes.text(0.0265, row - 0.36, f"{tokens:g}", ha="right")
-    axes.text(0.0265, -1.05, "tokens per\nparameter", ha="right", color=SOFT)
+            axes.text(edge, row - 0.36, f"{tokens:g}", ha="right")
+    axes.text(edge, -1.05, "tokens per\nparameter", ha="right", color=SOFT)
     axes.axvline(0, 0, 0.94, color=SOFT, lw=0.8, zorder=0)
-    axes.set(xlim=(-0.0265, 0.0265), ylim=(len(CELLS) - 0.4, -1.6), yticks=[])
+    axes.set(xlim=(-edge, edge), ylim=(len(CELLS) - 0.4, -1.6), yticks=[])
     axes.set_xticks([-0.02, -0.01, 0, 0.01, 0.02], ["-0.02", "-0.01", "0", "0.01", "0.02"])
     for words, side, align in (("← omp.muonplus is better", -1, "right"), ("worse →", 1, "left")):
         axes.text(0.0006 * side, len(CELLS) + 0.75, words, ha=align)

@@ -13,7 +13,7 @@ from lab.steadiness import Run, Steps
 from lab.sweeps.grid import Trial
 from lab.sweeps.ledger import Ledger
 from lab.sweeps.results import MUON
-from lab.tests.support.sweep_results import PLUS, result
+from lab.tests.support.sweep_results import MATCHED, PLUS, result, with_plain_signs
 from tests.support.documents import ROOT
 
 
@@ -79,11 +79,11 @@ def test_measures_of_steps_outlive_the_folders_of_runs(tmp_path):
 
 
 def test_the_page_has_the_verdicts_of_the_committed_runs(tmp_path):
-    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    page = with_plain_signs("howto/rates.md")
     shutil.copytree(ROOT / steadiness.STEADIER, tmp_path / "runs")  # it is written to
     cells = steadiness.read(tmp_path / "runs")
     exact = dataclasses.replace(MUON, ortho="polar_express-8")
-    default = dataclasses.replace(PLUS, norm="row_col", frobenius="matched")
+    default = dataclasses.replace(MATCHED, norm="row_col")
     for other, steadier in ((MUON, False), (exact, True)):
         for rate in (4, 8):
             found = steadiness.verdict(cells[default, rate], cells[other, rate])

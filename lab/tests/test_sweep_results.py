@@ -17,7 +17,7 @@ from lab.sweeps import contrasts, results
 from lab.sweeps.grid import Method, Trial
 from lab.sweeps.ledger import Ledger
 from lab.sweeps.results import MUON, Sweep
-from lab.tests.support.sweep_results import PLUS, result, toy_sweep
+from lab.tests.support.sweep_results import PLUS, result, toy_sweep, with_plain_signs
 from tests.support.documents import ROOT
 
 # Tables
@@ -155,7 +155,7 @@ EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
     ],
 )
 def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plans, last):
-    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    page = with_plain_signs("explain/evidence.md")
     table = head + page.partition(head)[2].partition("\n\n")[0]
     written = [(row[1], row[3].strip("*")) for row in rows(table)]
     found = [
@@ -185,10 +185,11 @@ def digits(task):
 def test_tables_of_digits_are_rounded_once_from_the_runs():
     ours, optax = "omp.muonplus", "optax.contrib.muon"
     pairs = [((ours, rate, 0.0), (optax, rate, 0.0)) for rate in (0.02, 0.04, 0.08)]
-    pairs += [(other, (ours, 0.04, 0.0)) for other in ((ours, 0.04, 0.003), ADAMW)]
-    tasks, page = ("MLP", "CNN", "ViT"), (ROOT / "docs/explain/evidence.md").read_text()
+    pairs += [((ours, 0.04, second), (ours, 0.04, 0.0)) for second in (0.003, 0.01, 0.03)]
+    pairs.append((ADAMW, (ours, 0.04, 0.0)))
+    tasks, page = ("MLP", "CNN", "ViT"), with_plain_signs("howto/rates.md")
     table = page.partition("| | MLP | CNN | ViT |")[2].partition("\n\n")[0]
-    written = [row[1:] for row in rows("| |\n" + table.lstrip().replace("\N{MINUS SIGN}", "-"))]
+    written = [row[1:] for row in rows("| |\n" + table.lstrip())]
     for row, (one, other) in zip(written, pairs, strict=True):
         for cell, losses in zip(row, map(digits, tasks), strict=True):
             if one not in losses or other not in losses:
@@ -197,7 +198,6 @@ def test_tables_of_digits_are_rounded_once_from_the_runs():
             gaps = [x - y for x, y in zip(losses[one], losses[other], strict=True)]
             found = contrasts.estimate(gaps)
             assert cell == f"{found.mean:+.3f} ± {found.half_width:.3f}"
-    page = (ROOT / "docs/howto/rates.md").read_text()
     for task in tasks:
         line = page.partition(f"| {task} | ")[2].partition(" |\n")[0].replace("*", "")
         means = [np.mean(digits(task)[ours, 0.04, x]) for x in (0.0, 0.03, 0.01, 0.003)]
@@ -239,7 +239,7 @@ def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
 
 
 def test_the_page_has_the_line_as_typed():
-    page = (ROOT / "docs/explain/evidence.md").read_text().replace("\N{MINUS SIGN}", "-")
+    page = with_plain_signs("explain/evidence.md")
     lines = contrasts.read(EXPERIMENTS / "typed" / "models.json")
     mean, gpt, llama = (contrasts.measured(line, EXPERIMENTS / "typed") for line in lines)
     assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page

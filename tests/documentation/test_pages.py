@@ -63,7 +63,7 @@ def test_there_are_few_words():
     assert words["README.md"] <= 900
     assert words["docs/choose.md"] <= 350
     assert len((ROOT / "examples/README.md").read_text().split()) <= 700
-    assert words["docs/explain/evidence.md"] <= 1_900
+    assert words["docs/explain/evidence.md"] <= 1_700
     assert sum(words.values()) <= 25_500
     assert PAGES["reference/glossary.md"].count("\n: ") <= 25
 

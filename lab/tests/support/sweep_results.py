@@ -1,13 +1,19 @@
-"""Made-up results of sweeps."""
+"""Made-up results of sweeps, and pages that have the numbers of real ones."""
 
 import dataclasses
 
 from lab.sweeps.grid import Method, Trial
 from lab.sweeps.ledger import Result
 from lab.sweeps.results import ADAMW, MUON, Sweep
+from tests.support.documents import PAGES
 
 PLUS = Method("muonplus", "col_row", "jordan", "free")
 MATCHED = dataclasses.replace(PLUS, frobenius="matched")
+
+
+def with_plain_signs(page):
+    """The text of a page, its minus signs as Python prints them."""
+    return PAGES[page].replace("\N{MINUS SIGN}", "-")
 
 
 def result(*val):
