@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import shutil
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from lab.steadiness import Run, Steps
 from lab.sweeps.grid import Trial
 from lab.sweeps.ledger import Ledger
 from lab.sweeps.results import MUON
-from lab.tests.support.sweep_results import MATCHED, PLUS, result, with_plain_signs
-from tests.support.documents import ROOT
+from lab.tests.support.sweep_results import PLUS, result
 
 
 def records(losses):
@@ -76,16 +74,3 @@ def test_measures_of_steps_outlive_the_folders_of_runs(tmp_path):
     assert steadiness.write(tmp_path) == first
     assert "| Muon | 4 | 1 | 0.03 | 0 |" in first
     assert "against Muon |" in first
-
-
-def test_the_page_has_the_verdicts_of_the_committed_runs(tmp_path):
-    page = with_plain_signs("howto/rates.md")
-    shutil.copytree(ROOT / steadiness.STEADIER, tmp_path / "runs")  # it is written to
-    cells = steadiness.read(tmp_path / "runs")
-    exact = dataclasses.replace(MUON, ortho="polar_express-8")
-    default = dataclasses.replace(MATCHED, norm="row_col")
-    for other, steadier in ((MUON, False), (exact, True)):
-        for rate in (4, 8):
-            found = steadiness.verdict(cells[default, rate], cells[other, rate])
-            assert found.steadier == steadier
-            assert f"{found.lost.mean:.3f} ± {found.lost.half_width:.3f}" in page

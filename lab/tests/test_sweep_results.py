@@ -1,11 +1,8 @@
 """What is made of results of sweeps: tables and contrasts."""
 
 import dataclasses
-import functools
 import json
 import math
-import re
-import shlex
 
 import numpy as np
 import pytest
@@ -17,14 +14,9 @@ from lab.sweeps import contrasts, results
 from lab.sweeps.grid import Method, Trial
 from lab.sweeps.ledger import Ledger
 from lab.sweeps.results import MUON, Sweep
-from lab.tests.support.sweep_results import PLUS, result, toy_sweep, with_plain_signs
-from tests.support.documents import ROOT
+from lab.tests.support.sweep_results import PLUS, result, rows, toy_sweep
 
 # Tables
-
-
-def rows(table):
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()][2:]
 
 
 def test_table_of_best_rates():
@@ -144,109 +136,6 @@ def test_contrasts_that_are_none_are_refused(wrong, tmp_path, capsys):
     assert "contrasts.json is no list of contrasts: " in capsys.readouterr().err
 
 
-EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
-
-
-@pytest.mark.parametrize(
-    "head, plans, last",
-    [
-        ("| model and text", {"pooled": "."}, [("69", "-0.0096 ± 0.0060")]),
-        ("| 20 tokens per parameter", {"last": "last", "batch": "batch"}, []),
-    ],
-)
-def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plans, last):
-    page = with_plain_signs("explain/evidence.md")
-    table = head + page.partition(head)[2].partition("\n\n")[0]
-    written = [(row[1], row[3].strip("*")) for row in rows(table)]
-    found = [
-        contrasts.measured(each, EXPERIMENTS / sweeps)
-        for plan, sweeps in plans.items()
-        for each in contrasts.read(EXPERIMENTS / plan / "contrasts.json")
-    ]
-    expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
-    assert written == [*expected, *last]
-
-
-ADAMW = ("optax.adamw", "its best rate", 0.0)
-
-
-@functools.cache
-def digits(task):
-    """Losses by method, rate and second rate; AdamW's are those of its best rate."""
-    folder, name = ROOT / "lab/results/benchmarks", f"digits-{task.lower()}-cpu.json"
-    found = json.loads((folder / name).read_text())["rows"]
-    losses = {(row["method"], row["rate"], row["second"]): row["losses"] for row in found}
-    if (adamw := folder / "digits-adamw" / name).exists():
-        tried = [row["losses"] for row in json.loads(adamw.read_text())["rows"]]
-        losses[ADAMW] = min(tried, key=np.mean)
-    return losses
-
-
-def test_tables_of_digits_are_rounded_once_from_the_runs():
-    ours, optax = "omp.muonplus", "optax.contrib.muon"
-    pairs = [((ours, rate, 0.0), (optax, rate, 0.0)) for rate in (0.02, 0.04, 0.08)]
-    pairs += [((ours, 0.04, second), (ours, 0.04, 0.0)) for second in (0.003, 0.01, 0.03)]
-    pairs.append((ADAMW, (ours, 0.04, 0.0)))
-    tasks, page = ("MLP", "CNN", "ViT"), with_plain_signs("howto/rates.md")
-    table = page.partition("| | MLP | CNN | ViT |")[2].partition("\n\n")[0]
-    written = [row[1:] for row in rows("| |\n" + table.lstrip())]
-    for row, (one, other) in zip(written, pairs, strict=True):
-        for cell, losses in zip(row, map(digits, tasks), strict=True):
-            if one not in losses or other not in losses:
-                assert not cell
-                continue
-            gaps = [x - y for x, y in zip(losses[one], losses[other], strict=True)]
-            found = contrasts.estimate(gaps)
-            assert cell == f"{found.mean:+.3f} ± {found.half_width:.3f}"
-    for task in tasks:
-        line = page.partition(f"| {task} | ")[2].partition(" |\n")[0].replace("*", "")
-        means = [np.mean(digits(task)[ours, 0.04, x]) for x in (0.0, 0.03, 0.01, 0.003)]
-        assert line == " | ".join(f"{mean:.3f}" for mean in means)
-
-
-def commands():
-    """Words after `python -m lab.contrasts`, on pages of the site and in the table of evidence."""
-    folders = {
-        "$E": str(contrasts_command.EXPERIMENTS),
-        "$S": "lab/results/benchmarks/yardsticks/tiny-shakespeare",
-    }
-    evidence = (ROOT / "docs/explain/evidence.md").read_text()
-    found = re.findall(r"^\| .*?\| `(\$[ES]/.*?)` \|", evidence, re.M)
-    assert len(found) > 12
-    for page in ("docs/explain/evidence.md", "lab/results/experiments/README.md"):
-        found += re.findall(r"^python -m lab.contrasts (.*)", (ROOT / page).read_text(), re.M)
-    for name, folder in folders.items():
-        found = [command.replace(name, folder) for command in found]
-    return list(dict.fromkeys(found))
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_of_the_pages_find_their_ledgers(command, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    assert contrasts_command.main(shlex.split(command, comments=True)) == 0
-    shown = capsys.readouterr().out
-    assert " ± " in shown and "has no runs" not in shown
-
-
-@pytest.mark.parametrize("plan", ["last", "batch"])
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/choose.md", "lab/results/experiments/README.md"]
-)
-def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
-    line = contrasts.read(EXPERIMENTS / plan / "contrasts.json")[0]
-    found = contrasts.measured(line, EXPERIMENTS / plan)
-    assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
-
-
-def test_the_page_has_the_line_as_typed():
-    page = with_plain_signs("explain/evidence.md")
-    lines = contrasts.read(EXPERIMENTS / "typed" / "models.json")
-    mean, gpt, llama = (contrasts.measured(line, EXPERIMENTS / "typed") for line in lines)
-    assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page
-    assert f"has {gpt.mean:.3f} ± {gpt.half_width:.3f}" in page
-    assert f"LLaMA {llama.mean:.3f} ± {llama.half_width:.3f}" in page
-
-
 def test_a_pooled_mean_is_that_of_paule_and_mandel_with_hartung_and_knapps_interval():
     """Three cells of one error, in closed form: tau^2 is their variance less the error's square."""
     y, error = np.array([-0.02, -0.01, 0.003]), 0.004
@@ -269,14 +158,6 @@ def test_cells_that_vary_less_than_their_errors_have_no_tau():
     assert found.mean == pytest.approx(np.average(y, weights=1 / errors**2))
     with pytest.raises(UserError, match="three or more"):
         contrasts.pooled([0.1, 0.2], [0.1, 0.1])
-
-
-def test_the_pooled_gain_of_the_committed_runs(monkeypatch, capsys):
-    """The sentence of README: seven pairs of model and text, 69 seeds."""
-    monkeypatch.chdir(ROOT)
-    assert contrasts_command.main(["--pooled"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert "7 lines, 69 seeds: -0.00956 ± 0.00596, p 0.0078; below zero in 7;" in last
 
 
 def test_fresh_seeds_are_those_that_chose_no_rate(tmp_path):

@@ -9,11 +9,17 @@ from tests.support.documents import PAGES
 
 PLUS = Method("muonplus", "col_row", "jordan", "free")
 MATCHED = dataclasses.replace(PLUS, frobenius="matched")
+DEFAULT = dataclasses.replace(MATCHED, norm="row_col")
 
 
 def with_plain_signs(page):
     """The text of a page, its minus signs as Python prints them."""
     return PAGES[page].replace("\N{MINUS SIGN}", "-")
+
+
+def rows(table):
+    """The cells of a table in Markdown, below its head."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()][2:]
 
 
 def result(*val):
