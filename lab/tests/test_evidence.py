@@ -209,3 +209,10 @@ def test_the_page_has_muons_best_rates_at_two_batches():
         one = results.read(EXPERIMENTS / "last" / model).best_rate(MUON)
         eight = results.read(EXPERIMENTS / "batch" / f"{model}-rates").best_rate(MUON)
         assert f"rose from {one:g} to {eight:g}" in page
+
+
+@pytest.mark.parametrize("plan", ["batch", "last", "steadier", "typed"])
+def test_a_plan_names_the_texts_of_its_ledgers(plan):
+    named = re.findall(r"\b[0-9a-f]{16}\b", (EXPERIMENTS / plan / "hypotheses.md").read_text())
+    settings = list((EXPERIMENTS / plan).glob("*/sweep.json"))
+    assert settings and {json.loads(each.read_text())["data"] for each in settings} <= set(named)
