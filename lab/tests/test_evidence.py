@@ -88,7 +88,8 @@ def commands():
     evidence = (ROOT / "docs/explain/evidence.md").read_text()
     found = re.findall(r"^\| .*?\| `(\$[ES]/.*?)` \|", evidence, re.M)
     assert len(found) > 12
-    for page in ("docs/explain/evidence.md", "lab/results/experiments/README.md"):
+    pages = "docs/explain/evidence.md", "docs/howto/rates.md", "lab/results/experiments/README.md"
+    for page in pages:
         found += re.findall(r"^python -m lab.contrasts (.*)", (ROOT / page).read_text(), re.M)
     for name, folder in folders.items():
         found = [command.replace(name, folder) for command in found]
@@ -113,13 +114,49 @@ def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
     assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
 
 
+def typed(file):
+    lines = contrasts.read(EXPERIMENTS / "typed" / file)
+    return {line.name: contrasts.measured(line, EXPERIMENTS / "typed") for line in lines}
+
+
 def test_the_page_has_the_line_as_typed():
     page = with_plain_signs("explain/evidence.md")
-    lines = contrasts.read(EXPERIMENTS / "typed" / "models.json")
-    mean, gpt, llama = (contrasts.measured(line, EXPERIMENTS / "typed") for line in lines)
+    mean, found = typed("contrasts.json")["P1: muonplus less muon, as typed"], typed("models.json")
+    gpt, llama = (found[f"{model}: muonplus less muon, as typed"] for model in ("GPT", "LLaMA"))
     assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page
     assert f"has {gpt.mean:.3f} ± {gpt.half_width:.3f}" in page
     assert f"LLaMA {llama.mean:.3f} ± {llama.half_width:.3f}" in page
+
+
+def test_the_table_of_what_to_add_is_rounded_once_from_the_runs():
+    """Each row is one arm less another; the pages say their means in words too."""
+    found, planned = typed("models.json"), typed("contrasts.json")
+    arms = ["fall less typed", "matrices less typed", "decay less typed", "clip less decay"]
+    arms += ["schedule less clip", "schedule less fall", "tuned less typed"]
+    head = "| added | to |"
+    table = head + with_plain_signs("howto/rates.md").partition(head)[2].partition("\n\n")[0]
+    for row, arm in zip(rows(table), arms, strict=True):
+        models = [found[f"{model}: {arm}"] for model in ("GPT", "LLaMA")]
+        assert row[2:4] == [f"{x.mean:+.3f} ± {x.half_width:.3f}" for x in models]
+        assert row[4] == str(models[0].seeds) == str(models[1].seeds)
+    fall, matrices, beside = (found[f"both: {arms[i]}"] for i in (0, 1, 5))
+    pages = ["docs/choose.md", "docs/explain/evidence.md", "lab/results/experiments/README.md"]
+    for page in pages:
+        assert f"{-fall.mean:.3f} ± {fall.half_width:.3f}" in (ROOT / page).read_text()
+    assert f"gave either {-fall.mean:.1f} nats" in (ROOT / "README.md").read_text()
+    page = with_plain_signs("howto/weight_decay.md")
+    assert f"cost {matrices.mean:.3f} ± {matrices.half_width:.3f} nats" in page
+    assert f"all parameters cost {planned['P2: decay of 0.1 less none'].mean:.2f}" in page
+    assert f"{beside.mean:.3f} ± {beside.half_width:.3f}" in page
+
+
+def test_the_plan_has_what_its_lines_print():
+    plan = (EXPERIMENTS / "typed" / "hypotheses.md").read_text().replace("\N{MINUS SIGN}", "-")
+    for name, x in typed("contrasts.json").items():
+        digits = 3 if x.half_width > 0.02 else 4
+        numbers = f"{x.mean:+.{digits}f} ± {x.half_width:.{digits}f}"
+        assert numbers in plan, name
+    assert plan.count("| better |") == plan.count("| worse |") == 1
 
 
 def test_the_pooled_gain_of_the_committed_runs(monkeypatch, capsys):
