@@ -120,34 +120,46 @@ def typed(file):
 
 
 def test_the_page_has_the_line_as_typed():
-    page = with_plain_signs("explain/evidence.md")
-    mean, found = typed("contrasts.json")["P1: muonplus less muon, as typed"], typed("models.json")
-    gpt, llama = (found[f"{model}: muonplus less muon, as typed"] for model in ("GPT", "LLaMA"))
+    page, found = with_plain_signs("explain/evidence.md"), typed("models.json")
+    mean, gpt, llama = (
+        found[f"{models}: muonplus less muon, as typed"] for models in ("both", "GPT", "LLaMA")
+    )
     assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page
     assert f"has {gpt.mean:.3f} ± {gpt.half_width:.3f}" in page
     assert f"LLaMA {llama.mean:.3f} ± {llama.half_width:.3f}" in page
+    choose = (ROOT / "docs/choose.md").read_text()
+    assert f"a GPT gained {-gpt.mean:.3f} ± {gpt.half_width:.3f}" in choose
+    assert f"a LLaMA {-llama.mean:.3f} ± {llama.half_width:.3f}" in choose
 
 
-def test_the_table_of_what_to_add_is_rounded_once_from_the_runs():
-    """Each row is one arm less another; the pages say their means in words too."""
-    found, planned = typed("models.json"), typed("contrasts.json")
+def test_the_pages_have_what_to_add_to_the_line():
+    """Each row of the table is one arm less another; the pages say some of it in words."""
+    found = typed("models.json")
     arms = ["fall less typed", "matrices less typed", "decay less typed", "clip less decay"]
     arms += ["schedule less clip", "schedule less fall", "tuned less typed"]
-    head = "| added | to |"
-    table = head + with_plain_signs("howto/rates.md").partition(head)[2].partition("\n\n")[0]
+    page, head = with_plain_signs("howto/rates.md"), "| added | to |"
+    table = head + page.partition(head)[2].partition("\n\n")[0]
     for row, arm in zip(rows(table), arms, strict=True):
         models = [found[f"{model}: {arm}"] for model in ("GPT", "LLaMA")]
         assert row[2:4] == [f"{x.mean:+.3f} ± {x.half_width:.3f}" for x in models]
         assert row[4] == str(models[0].seeds) == str(models[1].seeds)
-    fall, matrices, beside = (found[f"both: {arms[i]}"] for i in (0, 1, 5))
-    pages = ["docs/choose.md", "docs/explain/evidence.md", "lab/results/experiments/README.md"]
-    for page in pages:
-        assert f"{-fall.mean:.3f} ± {fall.half_width:.3f}" in (ROOT / page).read_text()
-    assert f"gave either {-fall.mean:.1f} nats" in (ROOT / "README.md").read_text()
+
+    def size(line):
+        return f"{abs(found[line].mean):.3f} ± {found[line].half_width:.3f}"
+
+    assert f"on average (+{size('both: tuned less fall')})" in page
+    assert f"everything ends {size('GPT: tuned less fall')} higher" in page
+    assert f"(-{size('both: schedule less fall')} on average)" in page
+    assert f"0.014 ends {size('both: typed at 0.014 less at 0.02')} lower than 0.02" in page
+    assert f"Against it the schedule gives {size('both: fall less typed at 0.014')}" in page
+    for page in ("docs/choose.md", "docs/explain/evidence.md", "lab/results/experiments/README.md"):
+        assert size("both: fall less typed") in (ROOT / page).read_text()
+    readme = (ROOT / "README.md").read_text()
+    assert f"saved both {-found['both: fall less typed'].mean:.1f} nats" in readme
     page = with_plain_signs("howto/weight_decay.md")
-    assert f"cost {matrices.mean:.3f} ± {matrices.half_width:.3f} nats" in page
-    assert f"all parameters cost {planned['P2: decay of 0.1 less none'].mean:.2f}" in page
-    assert f"{beside.mean:.3f} ± {beside.half_width:.3f}" in page
+    assert f"of the matrices cost {size('both: matrices less typed')} nats" in page
+    assert f"of all parameters cost {size('both: decay less typed')}" in page
+    assert f"by -{size('both: schedule less fall')}" in page
 
 
 def test_the_plan_has_what_its_lines_print():
