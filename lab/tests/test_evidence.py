@@ -22,6 +22,16 @@ from tests.support.documents import ROOT
 EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
 
 
+def table(page, head):
+    """The rows of the table whose head begins so."""
+    return rows(head + page.partition(head)[2].partition("\n\n")[0])
+
+
+def interval(found, digits=3, sign="", factor=1):
+    """An estimate as the pages write it, or its negative where they say "below" or "gained"."""
+    return f"{factor * found.mean:{sign}.{digits}f} ± {found.half_width:.{digits}f}"
+
+
 @pytest.mark.parametrize(
     "head, plans, last",
     [
@@ -31,14 +41,13 @@ EXPERIMENTS = ROOT / contrasts_command.EXPERIMENTS
 )
 def test_tables_of_evidence_are_rounded_once_from_the_runs(head, plans, last):
     page = with_plain_signs("explain/evidence.md")
-    table = head + page.partition(head)[2].partition("\n\n")[0]
-    written = [(row[1], row[3].strip("*")) for row in rows(table)]
+    written = [(row[1], row[3].strip("*")) for row in table(page, head)]
     found = [
         contrasts.measured(each, EXPERIMENTS / sweeps)
         for plan, sweeps in plans.items()
         for each in contrasts.read(EXPERIMENTS / plan / "contrasts.json")
     ]
-    expected = [(str(e.seeds), f"{e.mean:+.4f} ± {e.half_width:.4f}") for e in found]
+    expected = [(str(each.seeds), interval(each, 4, "+")) for each in found]
     assert written == [*expected, *last]
 
 
@@ -63,16 +72,14 @@ def test_tables_of_digits_are_rounded_once_from_the_runs():
     pairs += [((ours, 0.04, second), (ours, 0.04, 0.0)) for second in (0.003, 0.01, 0.03)]
     pairs.append((ADAMW, (ours, 0.04, 0.0)))
     tasks, page = ("MLP", "CNN", "ViT"), with_plain_signs("howto/rates.md")
-    table = page.partition("| | MLP | CNN | ViT |")[2].partition("\n\n")[0]
-    written = [row[1:] for row in rows("| |\n" + table.lstrip())]
+    written = [row[1:] for row in table(page, "| | MLP | CNN | ViT |")]
     for row, (one, other) in zip(written, pairs, strict=True):
         for cell, losses in zip(row, map(digits, tasks), strict=True):
             if one not in losses or other not in losses:
                 assert not cell
                 continue
             gaps = [x - y for x, y in zip(losses[one], losses[other], strict=True)]
-            found = contrasts.estimate(gaps)
-            assert cell == f"{found.mean:+.3f} ± {found.half_width:.3f}"
+            assert cell == interval(contrasts.estimate(gaps), sign="+")
     for task in tasks:
         line = page.partition(f"| {task} | ")[2].partition(" |\n")[0].replace("*", "")
         means = [np.mean(digits(task)[ours, 0.04, x]) for x in (0.0, 0.03, 0.01, 0.003)]
@@ -111,7 +118,7 @@ def test_commands_of_the_pages_find_their_ledgers(command, monkeypatch, capsys):
 def test_pages_have_the_planned_tests_of_20_tokens(page, plan):
     line = contrasts.read(EXPERIMENTS / plan / "contrasts.json")[0]
     found = contrasts.measured(line, EXPERIMENTS / plan)
-    assert f"{found.mean:.4f} ± {found.half_width:.4f} above" in (ROOT / page).read_text()
+    assert f"{interval(found, 4)} above" in (ROOT / page).read_text()
 
 
 def typed(file):
@@ -124,12 +131,11 @@ def test_the_page_has_the_line_as_typed():
     mean, gpt, llama = (
         found[f"{models}: muonplus less muon, as typed"] for models in ("both", "GPT", "LLaMA")
     )
-    assert f"{-mean.mean:.4f} ± {mean.half_width:.4f}** below" in page
-    assert f"has {gpt.mean:.3f} ± {gpt.half_width:.3f}" in page
-    assert f"LLaMA {llama.mean:.3f} ± {llama.half_width:.3f}" in page
+    assert f"{interval(mean, 4, factor=-1)}** below" in page
+    assert f"has {interval(gpt)}" in page and f"LLaMA {interval(llama)}" in page
     choose = (ROOT / "docs/choose.md").read_text()
-    assert f"a GPT gained {-gpt.mean:.3f} ± {gpt.half_width:.3f}" in choose
-    assert f"a LLaMA {-llama.mean:.3f} ± {llama.half_width:.3f}" in choose
+    assert f"a GPT gained {interval(gpt, factor=-1)}" in choose
+    assert f"a LLaMA {interval(llama, factor=-1)}" in choose
 
 
 def test_the_pages_have_what_to_add_to_the_line():
@@ -137,37 +143,31 @@ def test_the_pages_have_what_to_add_to_the_line():
     found = typed("models.json")
     arms = ["fall less typed", "matrices less typed", "decay less typed", "clip less decay"]
     arms += ["schedule less clip", "schedule less fall", "tuned less typed"]
-    page, head = with_plain_signs("howto/rates.md"), "| added | to |"
-    table = head + page.partition(head)[2].partition("\n\n")[0]
-    for row, arm in zip(rows(table), arms, strict=True):
+    page = with_plain_signs("howto/rates.md")
+    for row, arm in zip(table(page, "| added | to |"), arms, strict=True):
         models = [found[f"{model}: {arm}"] for model in ("GPT", "LLaMA")]
-        assert row[2:4] == [f"{x.mean:+.3f} ± {x.half_width:.3f}" for x in models]
+        assert row[2:4] == [interval(each, sign="+") for each in models]
         assert row[4] == str(models[0].seeds) == str(models[1].seeds)
-
-    def size(line):
-        return f"{abs(found[line].mean):.3f} ± {found[line].half_width:.3f}"
-
-    assert f"on average (+{size('both: tuned less fall')})" in page
-    assert f"everything ends {size('GPT: tuned less fall')} higher" in page
-    assert f"(-{size('both: schedule less fall')} on average)" in page
-    assert f"0.014 ends {size('both: typed at 0.014 less at 0.02')} lower than 0.02" in page
-    assert f"Against it the schedule gives {size('both: fall less typed at 0.014')}" in page
+    fall, beside = found["both: fall less typed"], interval(found["both: schedule less fall"])
+    lower = interval(found["both: typed at 0.014 less at 0.02"], factor=-1)
+    against = interval(found["both: fall less typed at 0.014"], factor=-1)
+    assert f"on average ({interval(found['both: tuned less fall'], sign='+')})" in page
+    assert f"everything ends {interval(found['GPT: tuned less fall'])} higher" in page
+    assert f"({beside} on average)" in page
+    assert f"0.014 ends {lower} lower than 0.02. Against it the schedule gives {against}" in page
     for page in ("docs/choose.md", "docs/explain/evidence.md", "lab/results/experiments/README.md"):
-        assert size("both: fall less typed") in (ROOT / page).read_text()
-    readme = (ROOT / "README.md").read_text()
-    assert f"saved both {-found['both: fall less typed'].mean:.1f} nats" in readme
+        assert interval(fall, factor=-1) in (ROOT / page).read_text()
+    assert f"saved both {-fall.mean:.1f} nats" in (ROOT / "README.md").read_text()
     page = with_plain_signs("howto/weight_decay.md")
-    assert f"of the matrices cost {size('both: matrices less typed')} nats" in page
-    assert f"of all parameters cost {size('both: decay less typed')}" in page
-    assert f"by -{size('both: schedule less fall')}" in page
+    assert f"of the matrices cost {interval(found['both: matrices less typed'])} nats" in page
+    assert f"of all parameters cost {interval(found['both: decay less typed'])}" in page
+    assert f"by {beside}" in page
 
 
 def test_the_plan_has_what_its_lines_print():
     plan = (EXPERIMENTS / "typed" / "hypotheses.md").read_text().replace("\N{MINUS SIGN}", "-")
-    for name, x in typed("contrasts.json").items():
-        digits = 3 if x.half_width > 0.02 else 4
-        numbers = f"{x.mean:+.{digits}f} ± {x.half_width:.{digits}f}"
-        assert numbers in plan, name
+    for name, found in typed("contrasts.json").items():
+        assert interval(found, 3 if found.half_width > 0.02 else 4, "+") in plan, name
     assert plan.count("| better |") == plan.count("| worse |") == 1
 
 
@@ -188,7 +188,7 @@ def test_the_page_has_the_verdicts_of_the_committed_runs(tmp_path):
         for rate in (4, 8):
             found = steadiness.verdict(cells[DEFAULT, rate], cells[other, rate])
             assert found.steadier == steadier
-            assert f"{found.lost.mean:.3f} ± {found.lost.half_width:.3f}" in page
+            assert interval(found.lost) in page
 
 
 MODELS = "gpt", "llama"
